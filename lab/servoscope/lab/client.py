@@ -216,10 +216,9 @@ class _Run:
             async with asyncio.timeout(cut if aborting else self.limits.request_seconds) as scope:
                 await self._exchange(planned, seen, reader)
         except TimeoutError:
-            seen.outcome = Outcome.CLIENT_DISCONNECT if aborting else Outcome.TIMEOUT
-            seen.detail = (
-                f"closed by the client {cut:g} s after the send" if aborting else "timeout"
-            )
+            ours = aborting and scope.expired()  # else the connect timed out, or the request did
+            seen.outcome = Outcome.CLIENT_DISCONNECT if ours else Outcome.TIMEOUT
+            seen.detail = f"closed by the client {cut:g} s after the send" if ours else "timeout"
         except (aiohttp.ClientError, StreamError, OSError) as error:
             seen.outcome = Outcome.ERROR
             seen.detail = f"{type(error).__name__}: {error}"[:200]

@@ -5,11 +5,13 @@ No text of an answer is kept anywhere here, only its digest and its lengths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servoscope.exporters.records import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["CHAT", "COMPLETIONS", "Observed", "PlannedRequest"]
 
