@@ -1,0 +1,102 @@
+"""``servoscope sidecar URL``: attach to one engine and publish its numbers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+from typing import TextIO
+
+from servoscope.cli.main import CommandError
+from servoscope.cli.settings import SettingsError, load_settings
+from servoscope.sidecar.attach import AttachError
+from servoscope.sidecar.config import SidecarConfig
+from servoscope.sidecar.service import run_sidecar
+
+__all__ = ["HELP", "add_arguments", "execute"]
+
+HELP = "attach to one engine and publish its numbers"
+
+#: flag → field of SidecarConfig; a flag that is not given leaves the configured value.
+FLAGS = {
+    "listen": "listen",
+    "port": "port",
+    "engine": "engine",
+    "model_version": "model_version",
+    "tap": "tap",
+    "relay": "relay",
+    "collector": "collector_url",
+    "warmup_seconds": "warmup_seconds",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare flags."""
+    parser.add_argument("url", help="the engine, e.g. http://127.0.0.1:8000")
+    parser.add_argument("--listen", metavar="ADDRESS", help="address of /metrics and the API")
+    parser.add_argument("--port", type=int, help="port (default: the first free from 9790)")
+    parser.add_argument("--engine", metavar="KIND", help="vllm, llamacpp (default: ask the server)")
+    parser.add_argument("--model-version", metavar="V", help="model_version label (default: found)")
+    parser.add_argument(
+        "--tap",
+        nargs="?",
+        const="on",
+        choices=("auto", "on", "off"),
+        help="passive capture of the engine's port; auto: where no plug-in is in the engine and "
+        "the right is there (CAP_NET_RAW)",
+    )
+    parser.add_argument(
+        "--relay",
+        metavar="HOST:PORT",
+        help="listen there and pass requests through to the engine, measuring them",
+    )
+    parser.add_argument("--collector", metavar="URL", help="where records go; 'off' for nowhere")
+    parser.add_argument(
+        "--warmup-seconds",
+        type=float,
+        metavar="S",
+        help="requests this soon after an engine start are probes, in no SLI",
+    )
+
+
+def configured(args: argparse.Namespace, config: SidecarConfig) -> SidecarConfig:
+    """``config`` with the flags that were given. Raises SettingsError naming the flag's key."""
+    given = {
+        field: getattr(args, flag)
+        for flag, field in FLAGS.items()
+        if getattr(args, flag) is not None
+    }
+    if given.get("collector_url") == "off":
+        given["collector_url"] = ""
+    try:
+        changed = dataclasses.replace(config, **given)
+        changed.validate()
+    except ValueError as error:
+        raise SettingsError(f"sidecar.{error}") from error
+    return changed
+
+
+def execute(args: argparse.Namespace, out: TextIO) -> int:
+    """Run until interrupted."""
+    del out
+    settings = load_settings(args.config)
+    config = configured(args, settings.sidecar)
+    try:
+        import uvloop  # noqa: PLC0415 - a faster loop where it is installed, not a need
+
+        runner = uvloop.run
+    except ImportError:
+        runner = asyncio.run
+    try:
+        runner(
+            run_sidecar(
+                args.url,
+                config,
+                settings.objectives(),
+                labels=settings.labels,
+                control=settings.control,
+            )
+        )
+    except AttachError as error:
+        raise CommandError(str(error)) from error
+    return 0

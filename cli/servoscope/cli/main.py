@@ -1,0 +1,120 @@
+"""The ``servoscope`` command: finds the subcommand and runs it.
+
+Data goes to standard output, logs and progress to standard error. Exit codes: 0 done, 1 it failed
+(the message says what to do next), 2 the command or the configuration is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Protocol, TextIO, cast
+
+from servoscope.cli.settings import SettingsError
+
+__all__ = ["CommandError", "main", "run"]
+
+
+class CommandError(Exception):
+    """A command could not do its work; the text says why and what to do next."""
+
+
+class Command(Protocol):
+    """One module in ``servoscope.cli.commands``."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare flags."""
+
+    def execute(self, args: argparse.Namespace, out: TextIO) -> int:
+        """Do the work; return the exit code."""
+
+
+#: name -> module. A module is imported only when its command is asked for (or for its help).
+COMMANDS: dict[str, str] = {
+    "up": "servoscope.cli.commands.up",
+    "sidecar": "servoscope.cli.commands.sidecar",
+    "collector": "servoscope.cli.commands.collector",
+    "inspect": "servoscope.cli.commands.inspect",
+    "knobs": "servoscope.cli.commands.knobs",
+    "config": "servoscope.cli.commands.config",
+}
+
+SUMMARIES: dict[str, str] = {
+    "up": "find LLM servers on this host, attach to each, show live numbers",
+    "sidecar": "attach to one engine and publish its numbers",
+    "collector": "keep request records of a fleet and answer for them",
+    "inspect": "what an engine is, which sources are in force, what they cannot see",
+    "knobs": "read, set or release an engine's knobs through its sidecar",
+    "config": "check or show the configuration in force",
+}
+
+
+def version() -> str:
+    """The installed version, or ``unknown`` when run from a bare source tree."""
+    try:
+        return metadata.version("servoscope")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The whole parser; with ``only`` just that command's flags are loaded."""
+    parser = argparse.ArgumentParser(
+        prog="servoscope",
+        description="Observability, SLOs and live tuning for LLM serving engines.",
+        epilog="Try:  servoscope up    or    servoscope inspect http://127.0.0.1:8000",
+    )
+    parser.add_argument("--version", action="version", version=f"servoscope {version()}")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="servoscope.yaml to use (default: $SERVOSCOPE_CONFIG, ./servoscope.yaml, "
+        "/etc/servoscope/servoscope.yaml; none of them: defaults)",
+    )
+    parser.add_argument(
+        "-v", "--verbose", action="count", default=0, help="more on standard error (twice: debug)"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module_name in COMMANDS.items():
+        sub = commands.add_parser(name, help=SUMMARIES[name], description=SUMMARIES[name])
+        if only in (None, name):
+            cast("Command", importlib.import_module(module_name)).add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str], out: TextIO) -> int:
+    """Run one command line and return its exit code."""
+    named = next((a for a in argv if a in COMMANDS), "")
+    args = build_parser(named or "-").parse_args(list(argv))
+    level = {0: logging.WARNING, 1: logging.INFO}.get(args.verbose, logging.DEBUG)
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    command = cast("Command", importlib.import_module(COMMANDS[args.command]))
+    try:
+        return command.execute(args, out)
+    except SettingsError as error:
+        print(f"servoscope: configuration: {error}", file=sys.stderr)
+        return 2
+    except CommandError as error:
+        print(f"servoscope {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    sys.exit(main(sys.argv[1:], sys.stdout))
+
+
+if __name__ == "__main__":
+    run()

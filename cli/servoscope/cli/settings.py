@@ -1,0 +1,257 @@
+"""``servoscope.yaml``: sections sidecar, collector, slos, labels, control, notify.
+
+Order, last wins: defaults, file, environment ``SERVOSCOPE_SECTION__KEY``, flags. An empty file
+equals the defaults. Each section is a frozen dataclass owned by the part that reads it; here they
+are only put together. Errors name the key and, for an unknown one, the nearest known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cattrs
+import yaml
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
+from servoscope.alerts.spec import Objective, SpecError, default_spec, load_spec
+from servoscope.collector.config import CollectorConfig
+from servoscope.sidecar.config import ControlConfig, LabelsConfig, SidecarConfig
+
+__all__ = ["NotifyConfig", "Settings", "SettingsError", "as_yaml", "load_settings", "parse_settings"]
+
+MAX_FILE_BYTES = 1 << 20
+PREFIX = "SERVOSCOPE_"
+
+
+class SettingsError(Exception):
+    """The configuration is wrong; the text names the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyConfig:
+    """Where pages, tickets and capacity notes go. Empty: nowhere (Alertmanager still shows them)."""
+
+    page_webhook_url: str = ""
+    ticket_webhook_url: str = ""
+    capacity_webhook_url: str = ""
+
+    def validate(self) -> None:
+        """Raises ValueError naming the key."""
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value and not value.startswith(("http://", "https://")):
+                raise ValueError(f"{item.name}: {value!r} is not an http(s) URL")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole configuration. ``slos`` lists spec files; empty means the built-in objectives."""
+
+    sidecar: SidecarConfig = field(default_factory=SidecarConfig)
+    collector: CollectorConfig = field(default_factory=CollectorConfig)
+    slos: tuple[str, ...] = ()
+    labels: LabelsConfig = field(default_factory=LabelsConfig)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
+    origin: str = "defaults"
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """Objectives of all spec files, or the built-in ones. Raises SettingsError."""
+        if not self.slos:
+            return tuple(default_spec().objectives)
+        found: list[Objective] = []
+        for name in self.slos:
+            path = Path(name).expanduser()
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise SettingsError(f"slos: cannot read {name}: {error}") from error
+            try:
+                found.extend(load_spec(text, str(path)).objectives)
+            except SpecError as error:
+                raise SettingsError(f"slos: {name}: {error}") from error
+        seen: set[tuple[str, str]] = set()
+        for objective in found:
+            key = (objective.service, objective.name)
+            if key in seen:
+                raise SettingsError(f"slos: objective {key[0]}/{key[1]} is defined twice")
+            seen.add(key)
+        return tuple(found)
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+
+    def strict(kind: type) -> Any:
+        def structure(value: Any, _: Any) -> Any:
+            # YAML already typed the value: 5 may be a float, but "5s" or true may not be a number.
+            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+                return float(value)
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise ValueError(f"{value!r} is not {NAMES[kind]}")
+            return value
+
+        return structure
+
+    for kind in (int, float, bool, str):
+        converter.register_structure_hook(kind, strict(kind))
+    converter.register_structure_hook(Path, lambda value, _: Path(str(value)).expanduser())
+    converter.register_unstructure_hook(Path, str)
+    return converter
+
+
+NAMES: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
+
+
+def _explain(error: BaseException, where: str, keys: tuple[str, ...]) -> list[str]:
+    """Flatten cattrs' error tree into ``section.key: what`` lines."""
+    if isinstance(error, ForbiddenExtraKeysError):
+        return [unknown_key(where, key, keys) for key in sorted(error.extra_fields)]
+    if isinstance(error, BaseExceptionGroup):
+        lines = []
+        for inner in error.exceptions:
+            place = where
+            for note in getattr(inner, "__notes__", []):
+                name = getattr(note, "name", None)
+                index = getattr(note, "index", None)
+                if name is not None:
+                    place = f"{where}.{name}"
+                elif index is not None:
+                    place = f"{where}[{index}]"
+            nested = keys
+            if isinstance(inner, ClassValidationError) and dataclasses.is_dataclass(inner.cl):
+                nested = tuple(f.name for f in dataclasses.fields(inner.cl))
+            lines += _explain(inner, place, nested)
+        return lines
+    return [f"{where}: {error}"]
+
+
+def unknown_key(where: str, key: str, keys: tuple[str, ...]) -> str:
+    """The message for a key that does not exist."""
+    near = difflib.get_close_matches(key, keys, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(keys))}"
+    return f"{where + '.' if where else ''}{key}: unknown key{hint}"
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """``SERVOSCOPE_SIDECAR__PORT=9999`` → {"sidecar": {"port": 9999}}. Values are YAML scalars."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, text in environ.items():
+        section, sep, key = name.removeprefix(PREFIX).partition("__")
+        if not name.startswith(PREFIX) or not sep:
+            continue
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise SettingsError(f"{name}: {error}") from error
+        found.setdefault(section.lower(), {})[key.lower()] = value
+    return found
+
+
+def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>") -> Settings:
+    """Settings from YAML text and environment. Raises SettingsError with every problem found."""
+    if len(text) > MAX_FILE_BYTES:
+        raise SettingsError(f"{origin}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SettingsError(f"{origin}: not YAML: {error}") from error
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{origin}: expected a mapping of sections, found {type(tree).__name__}")
+    sections = {f.name: f for f in dataclasses.fields(Settings) if f.name != "origin"}
+    problems: list[str] = []
+    for key in tree:
+        if key not in sections:
+            problems.append(unknown_key("", str(key), tuple(sections)))
+    for section, values in _environment(environ).items():
+        if section not in sections or section == "slos":
+            problems.append(unknown_key(f"{PREFIX}*", section, tuple(sections)))
+            continue
+        below = tree.get(section) or {}
+        if isinstance(below, dict):
+            tree[section] = {**below, **values}
+    converter = _converter()
+    built: dict[str, Any] = {}
+    slos = tree.get("slos") or []
+    if isinstance(slos, list) and all(isinstance(s, str) for s in slos):
+        built["slos"] = tuple(slos)
+    else:
+        problems.append("slos: expected a list of files")
+    for name, cls in SECTIONS.items():
+        values = tree.get(name)
+        values = {} if values is None else values
+        if not isinstance(values, dict):
+            problems.append(f"{name}: expected a mapping, found {type(values).__name__}")
+            continue
+        keys = tuple(f.name for f in dataclasses.fields(cls))
+        try:
+            built[name] = converter.structure(values, cls)
+            built[name].validate()
+        except ClassValidationError as error:
+            problems += _explain(error, name, keys)
+        except (ValueError, TypeError) as error:
+            problems.append(f"{name}.{error}")
+    if problems:
+        raise SettingsError("\n  ".join([f"{origin}:", *problems]))
+    return Settings(**built, origin=origin)
+
+
+SECTIONS: dict[str, Any] = {
+    "sidecar": SidecarConfig,
+    "collector": CollectorConfig,
+    "labels": LabelsConfig,
+    "control": ControlConfig,
+    "notify": NotifyConfig,
+}
+
+
+def find_file(named: str | None, environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """The file in force: flag, $SERVOSCOPE_CONFIG, ./servoscope.yaml, /etc/servoscope/… or none."""
+    if named or (named := environ.get("SERVOSCOPE_CONFIG")):
+        return Path(named).expanduser()
+    for path in (cwd / "servoscope.yaml", Path("/etc/servoscope/servoscope.yaml")):
+        if path.is_file():
+            return path
+    return None
+
+
+def load_settings(named: str | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the file in force and build Settings. Raises SettingsError."""
+    env = os.environ if environ is None else environ
+    path = find_file(named, env, Path.cwd())
+    if path is None:
+        return parse_settings("", env, "defaults")
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise SettingsError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read {path}: {error}") from error
+    return parse_settings(text, env, str(path))
+
+
+def as_yaml(settings: Settings) -> str:
+    """The configuration in force as a file that gives exactly it."""
+    converter = _converter()
+    tree = {name: converter.unstructure(getattr(settings, name)) for name in SECTIONS}
+    tree["slos"] = list(settings.slos)
+    return yaml.safe_dump(_plain(tree), sort_keys=False, default_flow_style=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
