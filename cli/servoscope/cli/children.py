@@ -59,6 +59,7 @@ class Children:
 
     log_dir: Path
     running: list[Child] = field(default_factory=list)
+    end_seconds: float = END_SECONDS
 
     def start(
         self, name: str, argv: Sequence[str], extra_environment: Mapping[str, str] | None = None
@@ -91,7 +92,7 @@ class Children:
         for child in reversed(self.running):
             if child.alive:
                 child.process.terminate()
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + self.end_seconds
         for child in reversed(self.running):
             try:
                 child.process.wait(max(0.1, deadline - time.monotonic()))

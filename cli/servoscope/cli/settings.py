@@ -50,13 +50,14 @@ class NotifyConfig:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration. ``slos`` lists spec files; empty means the built-in objectives."""
+    """The whole configuration. ``slos`` lists spec files; empty means the built-in objectives.
+
+    ``sidecar`` carries the sections ``labels`` and ``control`` too: a sidecar takes all three.
+    """
 
     sidecar: SidecarConfig = field(default_factory=SidecarConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     slos: tuple[str, ...] = ()
-    labels: LabelsConfig = field(default_factory=LabelsConfig)
-    control: ControlConfig = field(default_factory=ControlConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     origin: str = "defaults"
 
@@ -169,14 +170,14 @@ def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>"
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise SettingsError(f"{origin}: expected a mapping of sections, found {type(tree).__name__}")
-    sections = {f.name: f for f in dataclasses.fields(Settings) if f.name != "origin"}
+    sections = ("slos", *SECTIONS)
     problems: list[str] = []
     for key in tree:
         if key not in sections:
-            problems.append(unknown_key("", str(key), tuple(sections)))
+            problems.append(unknown_key("", str(key), sections))
     for section, values in _environment(environ).items():
         if section not in sections or section == "slos":
-            problems.append(unknown_key(f"{PREFIX}*", section, tuple(sections)))
+            problems.append(unknown_key(f"{PREFIX}*", section, sections))
             continue
         below = tree.get(section) or {}
         if isinstance(below, dict):
@@ -194,16 +195,24 @@ def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>"
         if not isinstance(values, dict):
             problems.append(f"{name}: expected a mapping, found {type(values).__name__}")
             continue
-        keys = tuple(f.name for f in dataclasses.fields(cls))
+        keys = tuple(f.name for f in dataclasses.fields(cls) if f.name not in SECTIONS)
+        hidden = [k for k in values if k in SECTIONS]
+        problems += [f"{name}.{k}: is a section of its own" for k in hidden]
         try:
-            built[name] = converter.structure(values, cls)
+            built[name] = converter.structure(
+                {k: v for k, v in values.items() if k not in hidden}, cls
+            )
             built[name].validate()
         except ClassValidationError as error:
             problems += _explain(error, name, keys)
         except (ValueError, TypeError) as error:
-            problems.append(f"{name}.{error}")
+            text = str(error)
+            problems.append(text if text.startswith(f"{name}.") else f"{name}.{text}")
     if problems:
         raise SettingsError("\n  ".join([f"{origin}:", *problems]))
+    built["sidecar"] = dataclasses.replace(
+        built["sidecar"], labels=built.pop("labels"), control=built.pop("control")
+    )
     return Settings(**built, origin=origin)
 
 
@@ -244,7 +253,15 @@ def load_settings(named: str | None = None, environ: Mapping[str, str] | None = 
 def as_yaml(settings: Settings) -> str:
     """The configuration in force as a file that gives exactly it."""
     converter = _converter()
-    tree = {name: converter.unstructure(getattr(settings, name)) for name in SECTIONS}
+    tree = {
+        "sidecar": converter.unstructure(settings.sidecar),
+        "labels": converter.unstructure(settings.sidecar.labels),
+        "control": converter.unstructure(settings.sidecar.control),
+        "collector": converter.unstructure(settings.collector),
+        "notify": converter.unstructure(settings.notify),
+    }
+    for section in ("labels", "control"):
+        tree["sidecar"].pop(section)
     tree["slos"] = list(settings.slos)
     return yaml.safe_dump(_plain(tree), sort_keys=False, default_flow_style=False)
 

@@ -19,7 +19,7 @@ HELP = "attach to one engine and publish its numbers"
 
 #: flag → field of SidecarConfig; a flag that is not given leaves the configured value.
 FLAGS = {
-    "listen": "listen",
+    "listen": "host",
     "port": "port",
     "engine": "engine",
     "model_version": "model_version",
@@ -72,7 +72,7 @@ def configured(args: argparse.Namespace, config: SidecarConfig) -> SidecarConfig
         changed = dataclasses.replace(config, **given)
         changed.validate()
     except ValueError as error:
-        raise SettingsError(f"sidecar.{error}") from error
+        raise SettingsError(str(error)) from error
     return changed
 
 
@@ -89,13 +89,7 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
         runner = asyncio.run
     try:
         runner(
-            run_sidecar(
-                args.url,
-                config,
-                settings.objectives(),
-                labels=settings.labels,
-                control=settings.control,
-            )
+            run_sidecar(args.url, config, settings.objectives())
         )
     except AttachError as error:
         raise CommandError(str(error)) from error

@@ -1,0 +1,89 @@
+"""``servoscope inspect URL``: what an engine is and what can be seen of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from servoscope.cli.main import CommandError
+from servoscope.cli.settings import load_settings
+from servoscope.cli.sidecars import find_sidecar, request
+from servoscope.sidecar.attach import AttachError
+from servoscope.sidecar.inspection import inspect_url
+
+__all__ = ["HELP", "add_arguments", "execute"]
+
+HELP = "what an engine is, which sources are in force, what they cannot see"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare flags."""
+    parser.add_argument("url", help="the engine, e.g. http://127.0.0.1:8000")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--engine", metavar="KIND", help="vllm, llamacpp (default: ask the server)")
+
+
+def execute(args: argparse.Namespace, out: TextIO) -> int:
+    """Ask the server's sidecar if one runs; else look ourselves, once, changing nothing."""
+    payload = _from_sidecar(args.url)
+    if payload is None:
+        settings = load_settings(args.config)
+        try:
+            payload = asyncio.run(inspect_url(args.url, settings.sidecar, engine=args.engine))
+        except AttachError as error:
+            raise CommandError(str(error)) from error
+    out.write(json.dumps(payload, indent=2) + "\n" if args.json else text(payload))
+    return 0
+
+
+def _from_sidecar(url: str) -> Mapping[str, Any] | None:
+    try:
+        sidecar = find_sidecar(url)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    if sidecar is None:
+        return None
+    try:
+        answer = request(sidecar, "/api/v1/inspect")
+    except OSError:
+        return None
+    return {**answer.body, "sidecar": sidecar.url} if answer.status == 200 else None
+
+
+def text(payload: Mapping[str, Any]) -> str:
+    """The payload for people."""
+    version = payload.get("version") or "unknown version"
+    lines = [
+        f"{payload.get('engine')} {version} at {payload.get('server')}",
+        f"model      {payload.get('model_name')}  version {payload.get('model_version')}",
+        f"sidecar    {payload.get('sidecar') or 'none attached'}",
+        "processes",
+    ]
+    for process in payload.get("processes") or []:
+        resident = process.get("resident_bytes")
+        memory = f"{resident / 2**20:,.0f} MiB" if resident else ""
+        lines.append(f"  {process['pid']:>8}  {process.get('role', ''):<8} {memory}".rstrip())
+    gpus = payload.get("gpus") or []
+    lines.append("GPUs" if gpus else "GPUs       none that this host shows")
+    for gpu in gpus:
+        lines.append(f"  {gpu.get('index')}  {gpu.get('gpu_model')}  {gpu.get('uuid')}")
+    lines.append("sources")
+    for source in payload.get("sources") or []:
+        detail = f"  {source['detail']}" if source.get("detail") else ""
+        lines.append(f"  {source['source']:<8} {source['state']:<9}{detail}".rstrip())
+        if source.get("blind_to") and source["state"] != "off":
+            lines.append(f"  {'':<8} cannot see: {'; '.join(source['blind_to'])}")
+    lines.append("knobs")
+    for knob in payload.get("knobs") or []:
+        value = "-" if knob.get("value") is None else f"{knob['value']:g}"
+        bounds = ""
+        if knob.get("minimum") is not None and knob.get("maximum") is not None:
+            bounds = f"{knob['minimum']:g}..{knob['maximum']:g}"
+        lines.append(
+            f"  {knob['name']:<30} {value:>8}  {bounds:<14} {knob['mode']:<8} "
+            f"{knob.get('why') or ''}".rstrip()
+        )
+    return "\n".join(lines) + "\n"

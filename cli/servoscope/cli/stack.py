@@ -1,0 +1,296 @@
+"""The parts that ``servoscope up`` runs together, and the loop that shows them.
+
+Collector, one sidecar an engine, and, where no engine runs, the embedded one with a trace replayed
+through the sidecar's relay. Everything is a process of its own except the replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import aiohttp
+from rich.console import Console
+from rich.live import Live
+from servoscope.cli.children import Child, Children
+from servoscope.cli.settings import Settings
+from servoscope.cli.sidecars import Registered, registered_sidecars, server_of
+from servoscope.cli.view import render
+from servoscope.exporters.paths import private_directory, run_dir, state_dir
+from servoscope.lab.embedded.server import EmbeddedEngine, EngineStartError
+from servoscope.lab.replay import replay_sample
+from servoscope.sidecar.discovery import discover
+
+__all__ = ["Stack", "StackError"]
+
+START_SECONDS = 30.0
+POLL_SECONDS = 1.0
+PLAIN_SECONDS = 10.0  # between two prints where the output is no terminal
+
+
+class StackError(Exception):
+    """A part did not start; the text says which, why, and where its log is."""
+
+
+class Stack:
+    """Starts, shows and ends the parts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        out: TextIO,
+        *,
+        config_file: str | None,
+        urls: tuple[str, ...],
+        embedded: bool,
+        window_seconds: float,
+    ) -> None:
+        self.settings = settings
+        self.console = Console(file=out)
+        self.config_file = config_file
+        self.urls = urls
+        self.embedded = embedded
+        self.window_seconds = window_seconds
+        self.children = Children(state_dir() / "logs")
+        self.engine: EmbeddedEngine | None = None
+        self.relay_url = ""
+        self.collector_url = ""
+        self.notices: list[str] = []
+        self.stopping = asyncio.Event()
+
+    async def run(self, seconds: float | None) -> int:
+        """Start all, show until the end, end all. Returns an exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.stopping.set)
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            private_directory(state_dir())
+            private_directory(run_dir())
+            async with aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=5), trust_env=False
+            ) as http:
+                await self._start_collector(http)
+                engines = await self._engines()
+                if engines:
+                    for url in engines:
+                        self._start_sidecar(url)
+                else:
+                    tasks.append(await self._start_embedded())
+                await self._await_sidecars(http, max(1, len(engines)))
+                self._write_file_sd()
+                await self._show(http, seconds)
+        finally:
+            for task in tasks:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._end)
+        return 0
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _command(self, *words: str) -> list[str]:
+        config = ["--config", self.config_file] if self.config_file else []
+        return [sys.executable, "-m", "servoscope.cli.main", *config, *words]
+
+    async def _start_collector(self, http: aiohttp.ClientSession) -> None:
+        host, port = self.settings.collector.host, self.settings.collector.port
+        url = f"http://{host}:{port}"
+        if await _is_collector(http, url):
+            self.collector_url = url
+            self.notices.append(f"using the collector that already runs at {url}")
+            return
+        port = _free_port(host, port)
+        self.collector_url = f"http://{host}:{port}"
+        child = self.children.start("collector", self._command("collector", "--port", str(port)))
+        self._say(f"collector  {self.collector_url}")
+        await self._until(child, lambda: _is_collector(http, self.collector_url))
+
+    async def _engines(self) -> list[str]:
+        if self.embedded:
+            return []
+        if self.urls:
+            return list(self.urls)
+        found = [target.url for target in await discover()]
+        attached = {s.server for s in registered_sidecars()}
+        for url in found:
+            note = " (has a sidecar already)" if server_of(url) in attached else ""
+            self._say(f"engine     {url}{note}")
+        return found
+
+    def _start_sidecar(self, url: str, *extra: str) -> None:
+        if any(s.server == server_of(url) for s in registered_sidecars()):
+            self.notices.append(f"{url} has a sidecar already; it is left as it is")
+            return
+        name = "sidecar-" + server_of(url).replace(":", "_")
+        words = ("sidecar", url, "--collector", self.collector_url, *extra)
+        self.children.start(name, self._command(*words))
+
+    async def _start_embedded(self) -> asyncio.Task[Any]:
+        self._say("no LLM server found on this host: starting the embedded llama.cpp server")
+        self.engine = EmbeddedEngine()
+        try:
+            await asyncio.to_thread(self.engine.start)
+        except EngineStartError as error:
+            raise StackError(str(error)) from error
+        relay = f"127.0.0.1:{_free_port('127.0.0.1', 9880)}"
+        self.relay_url = f"http://{relay}"
+        # The embedded engine has no cold GPU to warm: its first minute is what people came to see.
+        self._start_sidecar(self.engine.url, "--relay", relay, "--tap", "off",
+                            "--warmup-seconds", "0")  # fmt: skip
+        self._say(f"engine     {self.engine.url} (embedded; through the relay {self.relay_url})")
+        self.notices.append(
+            "no LLM server was found here: this is the embedded llama.cpp engine with a tiny "
+            "random model, under a replayed public trace"
+        )
+        return asyncio.create_task(self._replay())
+
+    async def _replay(self) -> None:
+        host, _, port = self.relay_url.removeprefix("http://").partition(":")
+        while not self.stopping.is_set():
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(host, int(port))
+                writer.close()
+                break
+            await asyncio.sleep(0.1)
+        await replay_sample(self.relay_url, stop=self.stopping)
+
+    async def _await_sidecars(self, http: aiohttp.ClientSession, count: int) -> None:
+        """Wait until each sidecar answers, died, or took too long; one that fails stops none."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and not self.stopping.is_set():
+            dead = [c for c in self.children.dead() if c.name.startswith("sidecar-")]
+            if len(registered_sidecars()) + len(dead) >= count:
+                break
+            await asyncio.sleep(0.2)
+        for child in self.children.dead():
+            self.notices.append(f"{child.name} ended: {child.last_lines(1)} (log: {child.log})")
+        for sidecar in registered_sidecars():
+            self._say(f"metrics    {sidecar.url}/metrics  ({sidecar.server})")
+        if not registered_sidecars() and not self.stopping.is_set():
+            last = "\n".join(c.last_lines() for c in self.children.dead())
+            raise StackError(f"no sidecar came up. {last}\nLogs: {self.children.log_dir}")
+
+    async def _until(self, child: Child, ready: Any) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not await ready():
+            if not child.alive:
+                raise StackError(
+                    f"the {child.name} ended at its start:\n{child.last_lines()}\nLog: {child.log}"
+                )
+            if time.monotonic() > deadline or self.stopping.is_set():
+                raise StackError(f"the {child.name} did not answer. Log: {child.log}")
+            await asyncio.sleep(0.1)
+
+    def _write_file_sd(self) -> None:
+        """Targets for Prometheus' file_sd_configs: the sidecars and the collector."""
+        groups = [
+            {"targets": [s.url.removeprefix("http://")], "labels": {"job": "servoscope-sidecar"}}
+            for s in registered_sidecars()
+        ]
+        collector = self.collector_url.removeprefix("http://")
+        groups.append({"targets": [collector], "labels": {"job": "servoscope-collector"}})
+        path = file_sd_path()
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+    # ---- view ----------------------------------------------------------------------------------
+
+    async def _overview(self, http: aiohttp.ClientSession) -> Mapping[str, Any] | None:
+        url = f"{self.collector_url}/api/v1/overview"
+        try:
+            async with http.get(url, params={"window_seconds": f"{self.window_seconds:g}"}) as got:
+                if got.status != 200:
+                    return None
+                body: Mapping[str, Any] = await got.json()
+                return body
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+
+    async def _sources(self, http: aiohttp.ClientSession) -> list[str]:
+        """A line a sidecar: which source is in force and where /metrics is."""
+        lines = []
+        for sidecar in registered_sidecars():
+            lines.append(await _source_line(http, sidecar))
+        return lines
+
+    async def _show(self, http: aiohttp.ClientSession, seconds: float | None) -> None:
+        end = None if seconds is None else time.monotonic() + seconds
+        live = self.console.is_terminal
+        view = Live(console=self.console, auto_refresh=False, screen=False) if live else None
+        last: Mapping[str, Any] | None = None
+        with view or contextlib.nullcontext():
+            while not self.stopping.is_set() and (end is None or time.monotonic() < end):
+                last = await self._overview(http) or last
+                notices = [*await self._sources(http), *self.notices, *self._faults()]
+                width = self.console.width if live else max(shutil.get_terminal_size().columns, 120)
+                picture = render(last, now=time.time(), notices=notices, width=width)
+                if view is not None:
+                    view.update(picture, refresh=True)
+                else:
+                    self.console.print(picture)
+                pause = POLL_SECONDS if live else PLAIN_SECONDS
+                if end is not None:
+                    pause = min(pause, max(0.05, end - time.monotonic()))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), pause)
+
+    def _faults(self) -> list[str]:
+        return [f"{c.name} ended: {c.last_lines(1)} (log: {c.log})" for c in self.children.dead()]
+
+    def _end(self) -> None:
+        self.children.end_all()
+        if self.engine is not None:
+            self.engine.stop()
+        with contextlib.suppress(OSError):
+            file_sd_path().unlink()
+
+
+def file_sd_path() -> Path:
+    """Where ``up`` writes its targets for Prometheus."""
+    return state_dir() / "prometheus-targets.json"
+
+
+async def _source_line(http: aiohttp.ClientSession, sidecar: Registered) -> str:
+    where = f"{sidecar.server}: {sidecar.url}/metrics"
+    try:
+        async with http.get(f"{sidecar.url}/api/v1/inspect") as got:
+            body = await got.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return f"{where} (the sidecar does not answer)"
+    states = [f"{s['source']} {s['state']}" for s in body.get("sources", []) if s["state"] != "off"]
+    return f"{where}   {body.get('engine')} {body.get('model_name')}   {', '.join(states)}"
+
+
+async def _is_collector(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(f"{url}/api/v1/policy") as got:
+            return got.status == 200 and "slo_digest" in await got.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return False
+
+
+def _free_port(host: str, first: int) -> int:
+    for port in range(first, first + 100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise StackError(f"no free port on {host} from {first} to {first + 99}")

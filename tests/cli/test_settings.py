@@ -1,0 +1,93 @@
+"""servoscope.yaml: defaults, order, and errors that name the key."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from servoscope.cli.main import main
+from servoscope.cli.settings import Settings, SettingsError, as_yaml, parse_settings
+
+
+def test_empty_file_equals_defaults() -> None:
+    assert parse_settings("", {}, "defaults") == Settings()
+
+
+def test_environment_wins_over_the_file() -> None:
+    text = "sidecar: {port: 9801, scrape_interval_seconds: 7}\n"
+    settings = parse_settings(text, {"SERVOSCOPE_SIDECAR__PORT": "9802", "SERVOSCOPE_STATE": "x"})
+    assert settings.sidecar.port == 9802
+    assert settings.sidecar.scrape_interval_seconds == 7.0
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("sidecar: {prot: 1}", "sidecar.prot: unknown key; did you mean port?"),
+        ("sidecars: {}", "sidecars: unknown key; did you mean sidecar?"),
+        ("sidecar: {port: abc}", "sidecar.port: 'abc' is not a whole number"),
+        ("sidecar: {port: true}", "sidecar.port: True is not a whole number"),
+        ("sidecar: {port: 70000}", "sidecar.port"),
+        ("sidecar: 5", "sidecar: expected a mapping"),
+        ("slos: 5", "slos: expected a list"),
+        ("- a", "expected a mapping of sections"),
+        ("a: [", "not YAML"),
+        ("notify: {page_webhook_url: 'ftp://x'}", "notify.page_webhook_url"),
+    ],
+)
+def test_wrong_keys_are_named(text: str, key: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, {})
+    assert key in str(caught.value)
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings("sidecar: {prot: 1}\ncollector: {prot: 2}\nx: 1\n", {})
+    assert all(k in str(caught.value) for k in ("sidecar.prot", "collector.prot", "x: unknown"))
+
+
+def test_shown_configuration_reads_back_to_itself() -> None:
+    settings = parse_settings("sidecar: {port: 9801}\n", {})
+    assert parse_settings(as_yaml(settings), {}) == settings
+
+
+@given(st.text(max_size=200))
+def test_garbage_is_an_error_never_a_crash(text: str) -> None:
+    try:
+        parse_settings(text, {})
+    except SettingsError:
+        pass
+
+
+def test_commands_check_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = tmp_path / "good.yaml"
+    good.write_text("sidecar: {port: 9801}\n")
+    out = io.StringIO()
+    assert main(["config", "check", str(good)], out) == 0
+    assert out.getvalue().startswith("ok: ")
+    out = io.StringIO()
+    assert main(["config", "show", str(good)], out) == 0
+    assert "port: 9801" in out.getvalue()
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("sidecar: {prot: 1}\n")
+    assert main(["config", "check", str(bad)], io.StringIO()) == 2
+    assert "did you mean port?" in capsys.readouterr().err
+    assert main(["config", "check", str(tmp_path / "none.yaml")], io.StringIO()) == 2
+
+
+def test_spec_files_are_read_and_duplicates_refused(tmp_path: Path) -> None:
+    spec = tmp_path / "a.yaml"
+    spec.write_text(
+        "service: llm\nobjectives:\n"
+        "  - {name: ttft, sli: time_to_first_token, threshold: 2s, target: 99%, window: 30d}\n"
+    )
+    settings = parse_settings(f"slos: ['{spec}']\n", {})
+    assert [o.name for o in settings.objectives()] == ["ttft"]
+    with pytest.raises(SettingsError, match="defined twice"):
+        parse_settings(f"slos: ['{spec}', '{spec}']\n", {}).objectives()
+    with pytest.raises(SettingsError, match="cannot read"):
+        parse_settings("slos: [/nonexistent.yaml]\n", {}).objectives()
