@@ -22,7 +22,14 @@ from servoscope.alerts.spec import Objective, SpecError, default_spec, load_spec
 from servoscope.collector.config import CollectorConfig
 from servoscope.sidecar.config import ControlConfig, LabelsConfig, SidecarConfig
 
-__all__ = ["NotifyConfig", "Settings", "SettingsError", "as_yaml", "load_settings", "parse_settings"]
+__all__ = [
+    "NotifyConfig",
+    "Settings",
+    "SettingsError",
+    "as_yaml",
+    "load_settings",
+    "parse_settings",
+]
 
 MAX_FILE_BYTES = 1 << 20
 PREFIX = "SERVOSCOPE_"
@@ -169,7 +176,9 @@ def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>"
         raise SettingsError(f"{origin}: not YAML: {error}") from error
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
-        raise SettingsError(f"{origin}: expected a mapping of sections, found {type(tree).__name__}")
+        raise SettingsError(
+            f"{origin}: expected a mapping of sections, found {type(tree).__name__}"
+        )
     sections = ("slos", *SECTIONS)
     problems: list[str] = []
     for key in tree:

@@ -71,9 +71,7 @@ def find_sidecar(url: str, directory: Path | None = None) -> Registered | None:
     return next((s for s in registered_sidecars(directory) if s.server == wanted), None)
 
 
-def request(
-    sidecar: Registered, path: str, body: Mapping[str, Any] | None = None
-) -> SidecarAnswer:
+def request(sidecar: Registered, path: str, body: Mapping[str, Any] | None = None) -> SidecarAnswer:
     """GET, or POST with the token when there is a body. Raises OSError when nothing answers."""
     headers = {"Accept": "application/json"}
     data = None

@@ -29,11 +29,7 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     """Run until interrupted."""
     del out
     settings = load_settings(args.config)
-    given = {
-        key: value
-        for key in ("listen", "port")
-        if (value := getattr(args, key)) is not None
-    }
+    given = {key: value for key in ("listen", "port") if (value := getattr(args, key)) is not None}
     if args.database:
         given["database"] = Path(args.database)
     try:

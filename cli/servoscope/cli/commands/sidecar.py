@@ -88,9 +88,7 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     except ImportError:
         runner = asyncio.run
     try:
-        runner(
-            run_sidecar(args.url, config, settings.objectives())
-        )
+        runner(run_sidecar(args.url, config, settings.objectives()))
     except AttachError as error:
         raise CommandError(str(error)) from error
     return 0
