@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from servoscope.cli import main
 from servoscope.cli.commands import knobs
 from servoscope.cli.sidecars import server_of

@@ -18,6 +18,7 @@ from typing import Any
 import cattrs
 import yaml
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
+
 from servoscope.alerts.spec import Objective, SpecError, default_spec, load_spec
 from servoscope.collector.config import CollectorConfig
 from servoscope.sidecar.config import ControlConfig, LabelsConfig, SidecarConfig
@@ -121,6 +122,9 @@ NAMES: dict[type, str] = {
 }
 
 
+CONVERTER = _converter()
+
+
 def _explain(error: BaseException, where: str, keys: tuple[str, ...]) -> list[str]:
     """Flatten cattrs' error tree into ``section.key: what`` lines."""
     if isinstance(error, ForbiddenExtraKeysError):
@@ -168,61 +172,74 @@ def _environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>") -> Settings:
     """Settings from YAML text and environment. Raises SettingsError with every problem found."""
-    if len(text) > MAX_FILE_BYTES:
-        raise SettingsError(f"{origin}: larger than {MAX_FILE_BYTES} bytes")
-    try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"{origin}: not YAML: {error}") from error
-    tree = {} if tree is None else tree
-    if not isinstance(tree, dict):
-        raise SettingsError(
-            f"{origin}: expected a mapping of sections, found {type(tree).__name__}"
-        )
-    sections = ("slos", *SECTIONS)
-    problems: list[str] = []
-    for key in tree:
-        if key not in sections:
-            problems.append(unknown_key("", str(key), sections))
-    for section, values in _environment(environ).items():
-        if section not in sections or section == "slos":
-            problems.append(unknown_key(f"{PREFIX}*", section, sections))
-            continue
-        below = tree.get(section) or {}
-        if isinstance(below, dict):
-            tree[section] = {**below, **values}
-    converter = _converter()
+    tree = _tree(text, origin)
+    problems = _overlay(tree, environ)
     built: dict[str, Any] = {}
     slos = tree.get("slos") or []
     if isinstance(slos, list) and all(isinstance(s, str) for s in slos):
         built["slos"] = tuple(slos)
     else:
         problems.append("slos: expected a list of files")
-    for name, cls in SECTIONS.items():
-        values = tree.get(name)
-        values = {} if values is None else values
-        if not isinstance(values, dict):
-            problems.append(f"{name}: expected a mapping, found {type(values).__name__}")
-            continue
-        keys = tuple(f.name for f in dataclasses.fields(cls) if f.name not in SECTIONS)
-        hidden = [k for k in values if k in SECTIONS]
-        problems += [f"{name}.{k}: is a section of its own" for k in hidden]
-        try:
-            built[name] = converter.structure(
-                {k: v for k, v in values.items() if k not in hidden}, cls
-            )
-            built[name].validate()
-        except ClassValidationError as error:
-            problems += _explain(error, name, keys)
-        except (ValueError, TypeError) as error:
-            text = str(error)
-            problems.append(text if text.startswith(f"{name}.") else f"{name}.{text}")
+    for name in SECTIONS:
+        section, wrong = _section(name, tree.get(name))
+        problems += wrong
+        built[name] = section
     if problems:
         raise SettingsError("\n  ".join([f"{origin}:", *problems]))
     built["sidecar"] = dataclasses.replace(
         built["sidecar"], labels=built.pop("labels"), control=built.pop("control")
     )
     return Settings(**built, origin=origin)
+
+
+def _tree(text: str, origin: str) -> dict[str, Any]:
+    """The YAML as a mapping of sections."""
+    if len(text) > MAX_FILE_BYTES:
+        raise SettingsError(f"{origin}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        # ValueError: PyYAML lets some through, e.g. for a date such as 2026-99-99
+        raise SettingsError(f"{origin}: not YAML: {error}") from error
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{origin}: expected a mapping of sections, found {tree!r:.40}")
+    return tree
+
+
+def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """Put the environment over ``tree``; return what is wrong with the names of either."""
+    sections = ("slos", *SECTIONS)
+    problems = [unknown_key("", str(key), sections) for key in tree if key not in sections]
+    for section, values in _environment(environ).items():
+        if section not in SECTIONS:
+            problems.append(unknown_key(f"{PREFIX}*", section, tuple(SECTIONS)))
+            continue
+        below = tree.get(section) or {}
+        if isinstance(below, dict):
+            tree[section] = {**below, **values}
+    return problems
+
+
+def _section(name: str, values: Any) -> tuple[Any, list[str]]:
+    """One section built and checked, and what is wrong with it."""
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        return None, [f"{name}: expected a mapping, found {type(values).__name__}"]
+    cls = SECTIONS[name]
+    keys = tuple(f.name for f in dataclasses.fields(cls) if f.name not in SECTIONS)
+    hidden = [k for k in values if k in SECTIONS]
+    problems = [f"{name}.{k}: is a section of its own" for k in hidden]
+    built = None
+    try:
+        built = CONVERTER.structure({k: v for k, v in values.items() if k not in hidden}, cls)
+        built.validate()
+    except ClassValidationError as error:
+        problems += _explain(error, name, keys)
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        problems.append(text if text.startswith(f"{name}.") else f"{name}.{text}")
+    return built, problems
 
 
 SECTIONS: dict[str, Any] = {
@@ -261,14 +278,14 @@ def load_settings(named: str | None = None, environ: Mapping[str, str] | None = 
 
 def as_yaml(settings: Settings) -> str:
     """The configuration in force as a file that gives exactly it."""
-    converter = _converter()
-    tree = {
-        "sidecar": converter.unstructure(settings.sidecar),
-        "labels": converter.unstructure(settings.sidecar.labels),
-        "control": converter.unstructure(settings.sidecar.control),
-        "collector": converter.unstructure(settings.collector),
-        "notify": converter.unstructure(settings.notify),
+    parts = {
+        "sidecar": settings.sidecar,
+        "labels": settings.sidecar.labels,
+        "control": settings.sidecar.control,
+        "collector": settings.collector,
+        "notify": settings.notify,
     }
+    tree = {name: CONVERTER.unstructure(part) for name, part in parts.items()}
     for section in ("labels", "control"):
         tree["sidecar"].pop(section)
     tree["slos"] = list(settings.slos)

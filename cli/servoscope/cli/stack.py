@@ -21,14 +21,15 @@ from typing import Any, TextIO
 import aiohttp
 from rich.console import Console
 from rich.live import Live
+from servoscope.cli.view import render
+from servoscope.lab.replay import replay_sample
+from servoscope.sidecar.discovery import discover
+
 from servoscope.cli.children import Child, Children
 from servoscope.cli.settings import Settings
 from servoscope.cli.sidecars import Registered, registered_sidecars, server_of
-from servoscope.cli.view import render
 from servoscope.exporters.paths import private_directory, run_dir, state_dir
 from servoscope.lab.embedded.server import EmbeddedEngine, EngineStartError
-from servoscope.lab.replay import replay_sample
-from servoscope.sidecar.discovery import discover
 
 __all__ = ["Stack", "StackError"]
 
@@ -86,7 +87,7 @@ class Stack:
                         self._start_sidecar(url)
                 else:
                     tasks.append(await self._start_embedded())
-                await self._await_sidecars(http, max(1, len(engines)))
+                await self._await_sidecars(max(1, len(engines)))
                 self._write_file_sd()
                 await self._show(http, seconds)
         finally:
@@ -168,7 +169,7 @@ class Stack:
             await asyncio.sleep(0.1)
         await replay_sample(self.relay_url, stop=self.stopping)
 
-    async def _await_sidecars(self, http: aiohttp.ClientSession, count: int) -> None:
+    async def _await_sidecars(self, count: int) -> None:
         """Wait until each sidecar answers, died, or took too long; one that fails stops none."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and not self.stopping.is_set():
@@ -223,10 +224,7 @@ class Stack:
 
     async def _sources(self, http: aiohttp.ClientSession) -> list[str]:
         """A line a sidecar: which source is in force and where /metrics is."""
-        lines = []
-        for sidecar in registered_sidecars():
-            lines.append(await _source_line(http, sidecar))
-        return lines
+        return [await _source_line(http, sidecar) for sidecar in registered_sidecars()]
 
     async def _show(self, http: aiohttp.ClientSession, seconds: float | None) -> None:
         end = None if seconds is None else time.monotonic() + seconds

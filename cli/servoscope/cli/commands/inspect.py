@@ -8,11 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from servoscope.sidecar.attach import AttachError
+from servoscope.sidecar.inspection import inspect_url
+
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import load_settings
 from servoscope.cli.sidecars import find_sidecar, request
-from servoscope.sidecar.attach import AttachError
-from servoscope.sidecar.inspection import inspect_url
 
 __all__ = ["HELP", "add_arguments", "execute"]
 
@@ -68,8 +69,7 @@ def text(payload: Mapping[str, Any]) -> str:
         lines.append(f"  {process['pid']:>8}  {process.get('role', ''):<8} {memory}".rstrip())
     gpus = payload.get("gpus") or []
     lines.append("GPUs" if gpus else "GPUs       none that this host shows")
-    for gpu in gpus:
-        lines.append(f"  {gpu.get('index')}  {gpu.get('gpu_model')}  {gpu.get('uuid')}")
+    lines += [f"  {gpu.get('index')}  {gpu.get('gpu_model')}  {gpu.get('uuid')}" for gpu in gpus]
     lines.append("sources")
     for source in payload.get("sources") or []:
         detail = f"  {source['detail']}" if source.get("detail") else ""

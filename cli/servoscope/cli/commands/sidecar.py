@@ -7,11 +7,12 @@ import asyncio
 import dataclasses
 from typing import TextIO
 
+from servoscope.sidecar.attach import AttachError
+from servoscope.sidecar.service import run_sidecar
+
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import SettingsError, load_settings
-from servoscope.sidecar.attach import AttachError
 from servoscope.sidecar.config import SidecarConfig
-from servoscope.sidecar.service import run_sidecar
 
 __all__ = ["HELP", "add_arguments", "execute"]
 
