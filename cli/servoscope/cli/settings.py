@@ -42,7 +42,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NotifyConfig:
-    """Where pages, tickets and capacity notes go. Empty: nowhere (Alertmanager still shows them)."""
+    """Where pages, tickets and capacity notes go. Empty: only Alertmanager shows them."""
 
     page_webhook_url: str = ""
     ticket_webhook_url: str = ""
