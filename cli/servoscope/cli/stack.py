@@ -108,7 +108,7 @@ class Stack:
         return [sys.executable, "-m", "servoscope.cli.main", *config, *words]
 
     async def _start_collector(self, http: aiohttp.ClientSession) -> None:
-        host, port = self.settings.collector.host, self.settings.collector.port
+        host, port = self.settings.collector.listen, self.settings.collector.port
         url = f"http://{host}:{port}"
         if await _is_collector(http, url):
             self.collector_url = url
