@@ -3,6 +3,10 @@
 ``run_closed`` keeps a fixed number of requests in flight; ``run_open`` sends each at its arrival
 offset whatever the server does. Both are bounded in count, in requests in flight and in time, and
 both refuse any target that is not on this host unless told otherwise.
+
+Each request has a connection of its own unless ``keep_alive`` is asked for: llama.cpp announces
+keep-alive with a streamed answer and closes 30 us after its end, so the next request on that
+connection is lost through nobody's fault but the client's.
 """
 
 from __future__ import annotations
@@ -63,6 +67,7 @@ async def run_closed(
     on_observed: OnObserved | None = None,
     stop: asyncio.Event | None = None,
     allow_remote: bool = False,
+    keep_alive: bool = False,
 ) -> list[Observed]:
     """Send the plan with ``concurrency`` requests in flight; one Observed a request, in plan order.
 
@@ -70,7 +75,7 @@ async def run_closed(
     """
     if concurrency < 1:
         raise ValueError(f"concurrency: {concurrency} is below 1")
-    run = _Run(url, plan, limits or Limits(), on_observed, allow_remote)
+    run = _Run(url, plan, limits or Limits(), on_observed, allow_remote, keep_alive)
     queue = iter(range(len(run.plan)))
 
     async def worker() -> None:
@@ -91,13 +96,14 @@ async def run_open(
     on_observed: OnObserved | None = None,
     stop: asyncio.Event | None = None,
     allow_remote: bool = False,
+    keep_alive: bool = False,
 ) -> list[Observed]:
     """Send each request at its ``arrival_seconds``, answered or not; Observed in plan order.
 
     Beyond ``limits.max_in_flight`` an arrival is not sent (``sent`` False), never delayed: an open
     run that waits for the server would hide the server's queue. Raises as run_closed does.
     """
-    run = _Run(url, plan, limits or Limits(), on_observed, allow_remote)
+    run = _Run(url, plan, limits or Limits(), on_observed, allow_remote, keep_alive)
     begin = time.perf_counter()
 
     async def arrival(index: int) -> None:
@@ -150,6 +156,7 @@ class _Run:
         limits: Limits,
         on_observed: OnObserved | None,
         allow_remote: bool,
+        keep_alive: bool,
     ) -> None:
         self.url = check_target(url, allow_remote=allow_remote)
         self.limits = limits
@@ -167,14 +174,18 @@ class _Run:
         ]
         self.in_flight = 0
         self._on_observed = on_observed
+        self._keep_alive = keep_alive
         self._out_of_time = False
         self._http: aiohttp.ClientSession | None = None
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
-        # An idle connection is dropped after 2 s, before any server's own limit (uvicorn: 5 s), so
-        # that a request never meets a connection the server is just closing.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+        if self._keep_alive:
+            # Idle connections go after 2 s, before any server's own limit (uvicorn: 5 s), so that
+            # no request meets a connection the server is just closing.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
             self._http = http
