@@ -75,7 +75,9 @@ async def run_closed(
     """
     if concurrency < 1:
         raise ValueError(f"concurrency: {concurrency} is below 1")
-    run = _Run(url, plan, limits or Limits(), on_observed, allow_remote, keep_alive)
+    run = _Run(
+        url, plan, limits or Limits(), on_observed, allow_remote=allow_remote, keep_alive=keep_alive
+    )
     queue = iter(range(len(run.plan)))
 
     async def worker() -> None:
@@ -103,7 +105,9 @@ async def run_open(
     Beyond ``limits.max_in_flight`` an arrival is not sent (``sent`` False), never delayed: an open
     run that waits for the server would hide the server's queue. Raises as run_closed does.
     """
-    run = _Run(url, plan, limits or Limits(), on_observed, allow_remote, keep_alive)
+    run = _Run(
+        url, plan, limits or Limits(), on_observed, allow_remote=allow_remote, keep_alive=keep_alive
+    )
     begin = time.perf_counter()
 
     async def arrival(index: int) -> None:
@@ -155,6 +159,7 @@ class _Run:
         plan: Iterable[PlannedRequest],
         limits: Limits,
         on_observed: OnObserved | None,
+        *,
         allow_remote: bool,
         keep_alive: bool,
     ) -> None:
