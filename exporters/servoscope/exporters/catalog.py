@@ -180,6 +180,8 @@ CATALOG: tuple[Metric, ...] = (
        "The engine's own histogram (its edges, its bias), only where no source sees requests."),
     _m("engine", _H, "reported_time_per_output_token_seconds", "seconds", (*FLEET, "source"),
        "The engine's own histogram (its edges, its bias), only where no source sees requests."),
+    _m("engine", _H, "reported_inter_token_latency_seconds", "seconds", (*FLEET, "source"),
+       "The engine's own histogram (its edges, its bias), only where no source sees requests."),
     _m("engine", _H, "reported_queue_seconds", "seconds", (*FLEET, "source"),
        "The engine's own histogram (its edges, its bias), only where no source sees requests."),
     _m("engine", _H, "reported_e2e_seconds", "seconds", (*FLEET, "source"),

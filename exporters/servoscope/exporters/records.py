@@ -282,6 +282,7 @@ class GpuSample:
     sm_clock_hertz: float | None = None
     memory_clock_hertz: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    missing: tuple[tuple[str, str], ...] = ()  # (field, why it is None)
 
 
 class KnobMode(StrEnum):

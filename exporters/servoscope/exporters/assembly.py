@@ -1,0 +1,199 @@
+"""Values that passed their checks → readings and histograms of one sample. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from servoscope.exporters.catalog import Kind, metric
+from servoscope.exporters.exposition import Series
+from servoscope.exporters.records import HistogramReading, Reading, Refused
+from servoscope.exporters.table import Labels, Line, Ranks
+
+__all__ = ["MAX_HISTOGRAMS", "MAX_READINGS", "MAX_REFUSED", "Assembly", "Group", "Part", "Place"]
+
+MAX_READINGS = 10_000  # of one sample; 64 ranks of 10 models stay below it
+MAX_HISTOGRAMS = 2_000
+MAX_REFUSED = 300
+_RATIO_SLACK = 1e-6  # 1.0000000001 is rounding, 1.01 is a wrong number
+
+Latest = Callable[[Iterable[tuple[Series, float]]], float]
+
+
+class Part:
+    """Which part of a metric a series is."""
+
+    VALUE = "value"
+    BUCKET = "bucket"
+    SUM = "sum"
+    COUNT = "count"
+    CREATED = "created"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """One reading to be: a signal with its labels. Compared by identity."""
+
+    signal: str
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where the value of one series goes.
+
+    ``owner`` is the histogram the series belongs to (the engine's name and labels without
+    ``le``): several owners in one group are added up.
+    """
+
+    line: Line
+    group: Group
+    part: str = Part.VALUE
+    edge: float = math.nan  # upper, in our unit
+    owner: Group | None = None
+    by_process: bool = False
+
+
+@dataclass(slots=True)
+class _Histogram:
+    line: Line
+    name: str
+    buckets: list[tuple[float, float]] = field(default_factory=list)
+    sum: float | None = None
+    count: float | None = None
+
+
+class Assembly:
+    """One text on its way to a sample."""
+
+    def __init__(self, refused: Iterable[Refused]) -> None:
+        self.refused: list[Refused] = list(refused)
+        self.seen: set[str] = set()  # signals with a series, believed or not
+        self._values: dict[Group, list[tuple[Place, Series, float]]] = {}
+        self._histograms: dict[Group, dict[Group, _Histogram]] = {}
+
+    def put(self, place: Place, series: Series, value: float) -> None:
+        """Take one value, or refuse it by name."""
+        line = place.line
+        self.seen.add(line.signal)
+        if place.owner is not None:
+            self._put_part(place, place.owner, value)
+            return
+        value *= line.factor
+        why = why_not(line, value)
+        if why:
+            self.refuse(series.name, repr(value), why)
+        else:
+            self._values.setdefault(place.group, []).append((place, series, value))
+
+    def _put_part(self, place: Place, owner: Group, value: float) -> None:
+        histograms = self._histograms.setdefault(place.group, {})
+        histogram = histograms.get(owner)
+        if histogram is None:
+            histogram = histograms[owner] = _Histogram(place.line, owner.signal)
+        if place.part == Part.BUCKET:
+            histogram.buckets.append((place.edge, value))
+        elif place.part == Part.SUM:
+            histogram.sum = value * place.line.factor
+        else:
+            histogram.count = value
+
+    def refuse(self, name: str, value: str, why: str) -> None:
+        """Note a value that was read and not believed; the list is bounded."""
+        if len(self.refused) < MAX_REFUSED:
+            self.refused.append(Refused(name, value[:64], why))
+
+    def readings(self, latest: Latest) -> tuple[Reading, ...]:
+        """One reading a group. ``latest`` picks among series that only differ by process."""
+        out: list[Reading] = []
+        for group, values in self._values.items():
+            if len(out) >= MAX_READINGS:
+                self.refuse("text", group.signal, f"more than {MAX_READINGS} readings: rest left")
+                break
+            needed = values[0][0].line.addends
+            if needed > 1 and len({place.line.name for place, _, _ in values}) < needed:
+                self.seen.discard(group.signal)
+                continue
+            value = values[0][2] if len(values) == 1 else _together(values, latest)
+            out.append(Reading(group.signal, value, group.labels))
+        return tuple(out)
+
+    def histograms(self) -> tuple[HistogramReading, ...]:
+        """One histogram a group, with the engine's own edges."""
+        out: list[HistogramReading] = []
+        for group, by_owner in self._histograms.items():
+            if len(out) >= MAX_HISTOGRAMS:
+                self.refuse("text", group.signal, f"more than {MAX_HISTOGRAMS} histograms")
+                break
+            first = min(h.line.preference for h in by_owner.values())
+            total: HistogramReading | None = None
+            for histogram in by_owner.values():
+                if histogram.line.preference == first:
+                    total = self._added(group, total, histogram)
+            if total is not None:
+                out.append(total)
+        return tuple(out)
+
+    def _added(
+        self, group: Group, total: HistogramReading | None, histogram: _Histogram
+    ) -> HistogramReading | None:
+        buckets = tuple(sorted(histogram.buckets))
+        why = _why_no_histogram(buckets, histogram)
+        if why or histogram.sum is None or histogram.count is None:
+            self.refuse(histogram.name, repr(buckets[-1:]), why)
+            return total
+        if total is None:
+            return HistogramReading(
+                group.signal, buckets, histogram.sum, histogram.count, group.labels
+            )
+        if [edge for edge, _ in total.buckets] != [edge for edge, _ in buckets]:
+            self.refuse(histogram.name, "", "histograms with unlike edges cannot be added")
+            return total
+        return HistogramReading(
+            group.signal,
+            tuple((e, a + b) for (e, a), (_, b) in zip(total.buckets, buckets, strict=True)),
+            total.sum + histogram.sum,
+            total.count + histogram.count,
+            group.labels,
+        )
+
+
+def why_not(line: Line, value: float) -> str:
+    """Why a value cannot be what ``line`` says it is; empty when it can."""
+    if not math.isfinite(value):
+        return "not a finite number"
+    if value < 0:
+        return "negative counter" if line.kind is Kind.COUNTER else "negative"
+    if value > 1 + _RATIO_SLACK and metric(line.signal).unit == "ratio":
+        return "ratio above 1"
+    return ""
+
+
+def _together(values: list[tuple[Place, Series, float]], latest: Latest) -> float:
+    first = min(place.line.preference for place, _, _ in values)
+    kept = [entry for entry in values if entry[0].line.preference == first]
+    line = kept[0][0].line
+    if line.kind is Kind.GAUGE and any(place.by_process for place, _, _ in kept):
+        return latest((series, value) for _, series, value in kept)
+    if line.ranks is Ranks.SUM:
+        return math.fsum(value for _, _, value in kept)
+    return max(value for _, _, value in kept)
+
+
+def _why_no_histogram(buckets: tuple[tuple[float, float], ...], histogram: _Histogram) -> str:
+    if histogram.sum is None or histogram.count is None or not buckets:
+        return "histogram without its sum, count or buckets"
+    numbers = (histogram.sum, histogram.count, *(count for _, count in buckets))
+    if not all(map(math.isfinite, numbers)) or any(math.isnan(edge) for edge, _ in buckets):
+        return "not a finite number"
+    if min(numbers) < 0:
+        return "negative counter"
+    counts = [count for _, count in buckets]
+    if buckets[-1][0] != math.inf:
+        return "no +Inf bucket"
+    if any(a > b for a, b in zip(counts, counts[1:], strict=False)):
+        return "bucket counts fall with the edge"
+    if counts[-1] != histogram.count:
+        return "the +Inf bucket is not the count"
+    return ""

@@ -1,0 +1,176 @@
+"""From an engine's own metric names to ours: exposition and table → :class:`EngineSample`.
+
+Pure: what a series is gets decided once and kept (the plan), so that later texts of the same
+engine cost little; besides the plan the only state is which series was seen to change last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from servoscope.exporters.assembly import Assembly, Group, Part, Place
+from servoscope.exporters.catalog import Kind
+from servoscope.exporters.exposition import Exposition, Series
+from servoscope.exporters.records import EngineSample
+from servoscope.exporters.table import Labels, Line, Table
+
+__all__ = ["MAX_UNKNOWN", "PROCESS_LABEL", "Mapper"]
+
+MAX_UNKNOWN = 500
+#: prometheus_client puts it on gauges when an engine has several front-end processes.
+PROCESS_LABEL = "pid"
+
+_PARTS = {"_bucket": Part.BUCKET, "_sum": Part.SUM, "_count": Part.COUNT}
+
+
+class Mapper:
+    """Reads the expositions of ONE engine with one table, one after the other."""
+
+    def __init__(self, table: Table, version: str | None) -> None:
+        self.table = table
+        self.version = version
+        self._lines: dict[str, list[Line]] = {}
+        for line in table.lines:
+            self._lines.setdefault(line.name, []).append(line)
+        self._plan: dict[Series, tuple[Place, ...]] = {}
+        self._groups: dict[tuple[str, Labels], Group] = {}
+        self._unknown: dict[Series, tuple[str, ...]] = {}
+        self._changes: dict[Series, tuple[float, int]] = {}
+        self._texts = 0
+
+    def sample(self, exposition: Exposition) -> EngineSample:
+        """Readings, histograms, and what was absent, unknown or refused."""
+        self._texts += 1
+        assembly = Assembly(exposition.refused)
+        plan = self._plan
+        for series, value in exposition.samples.items():
+            places = plan.get(series)
+            if places is None:
+                places = plan[series] = self._place(series, exposition.types)
+            for place in places:
+                assembly.put(place, series, value)
+        unknown: dict[str, None] = {}
+        for series, names in self._unknown.items():
+            if series in exposition.samples:
+                unknown.update(dict.fromkeys(names))
+        readings, histograms = assembly.readings(self._latest), assembly.histograms()
+        self._forget(exposition.samples)
+        return EngineSample(
+            engine=self.table.engine,
+            version=self.version,
+            readings=readings,
+            histograms=histograms,
+            absent=tuple(s for s in self.table.core if s not in assembly.seen),
+            unknown=tuple(unknown)[:MAX_UNKNOWN],
+            refused=tuple(assembly.refused),
+        )
+
+    def _place(self, series: Series, types: Mapping[str, str]) -> tuple[Place, ...]:
+        """Decide what a series is; remembers names and labels that no line knows."""
+        short = self._without_prefix(series.name)
+        if short is None:
+            return ()
+        base, part = self._split(short)
+        lines = self._lines.get(base, [])
+        if part == Part.CREATED or (not lines and base in self.table.not_used):
+            return ()
+        fitting = [x for x in lines if (x.kind is Kind.HISTOGRAM) == (part != Part.VALUE)]
+        if not fitting:
+            self._unknown[series] = (_family(series.name, types),)
+        return tuple(self._place_on(line, part, series) for line in fitting)
+
+    def _place_on(self, line: Line, part: str, series: Series) -> Place:
+        table, renamed = self.table, dict(line.renamed)
+        labels = dict(line.labels)
+        edge, odd = math.nan, []
+        for name, value in series.labels:
+            if name == "le" and part == Part.BUCKET:
+                edge = _edge(value) * line.factor
+            elif name == table.rank_label:
+                labels["rank"] = value
+            elif name in table.kept_labels:
+                labels[name] = value
+            elif name in renamed:
+                labels[renamed[name]] = value
+            elif name not in table.ignored_labels:
+                odd.append(name)
+        if odd:
+            self._unknown[series] = tuple(f"{series.name}{{{name}}}" for name in odd)
+        return Place(
+            line=line,
+            group=self._group(line.signal, tuple(sorted(labels.items()))),
+            part=part,
+            edge=edge,
+            owner=None if part == Part.VALUE else self._owner(series),
+            by_process=PROCESS_LABEL in odd,
+        )
+
+    def _owner(self, series: Series) -> Group:
+        name = series.name.rpartition("_")[0]
+        return self._group(name, tuple(pair for pair in series.labels if pair[0] != "le"))
+
+    def _group(self, name: str, labels: Labels) -> Group:
+        return self._groups.setdefault((name, labels), Group(name, labels))
+
+    def _without_prefix(self, name: str) -> str | None:
+        for prefix in self.table.prefixes:
+            if name.startswith(prefix):
+                return name[len(prefix) :]
+        return None
+
+    def _split(self, short: str) -> tuple[str, str]:
+        """The table's name of a series, and which part of that metric it is."""
+        for suffix, part in _PARTS.items():
+            if short.endswith(suffix):
+                base = short.removesuffix(suffix).removesuffix("_total")
+                if base in self._lines or base in self.table.not_used:
+                    return base, part
+        base = short.removesuffix("_created").removesuffix("_total")
+        if short.endswith("_created") and (base in self._lines or base in self.table.not_used):
+            return base, Part.CREATED
+        return short.removesuffix("_total"), Part.VALUE
+
+    def _latest(self, values: Iterable[tuple[Series, float]]) -> float:
+        """Of one gauge written by several processes: the one that changed last (fault 18).
+
+        A process that gets no more updates keeps its last value for ever, so neither the sum nor
+        the largest is right. Among those that changed at the same text: the largest.
+        """
+        best = (-1, -math.inf)
+        for series, value in values:
+            before = self._changes.get(series)
+            changed = self._texts if before is None or before[0] != value else before[1]
+            self._changes[series] = (value, changed)
+            best = max(best, (changed, value))
+        return best[1]
+
+    def _forget(self, samples: Mapping[Series, float]) -> None:
+        """Drop the plan of series that are gone, once they outweigh those that are there."""
+        if len(self._plan) <= 2 * len(samples) + 1_024:
+            return
+        self._plan = {s: p for s, p in self._plan.items() if s in samples}
+        self._unknown = {s: n for s, n in self._unknown.items() if s in samples}
+        self._changes = {s: c for s, c in self._changes.items() if s in samples}
+        places = [place for places in self._plan.values() for place in places]
+        groups = [g for p in places for g in (p.group, p.owner) if g is not None]
+        self._groups = {(g.signal, g.labels): g for g in groups}
+
+
+def _edge(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan  # refused with its histogram
+
+
+def _family(name: str, types: Mapping[str, str]) -> str:
+    """The metric that ``name`` is a series of, by the declared types: one name, not four."""
+    for suffix in _PARTS:
+        base = name.removesuffix(suffix)
+        if base != name and types.get(base) in {"histogram", "summary"}:
+            return base
+    base = name.removesuffix("_created")
+    if base != name:
+        return f"{base}_total" if f"{base}_total" in types else base
+    return name
