@@ -1,0 +1,156 @@
+"""Whose processes a server is: from the listening socket to the pids, their roles and their age.
+
+Everything here reads this host's process table through psutil and sees what this user may see:
+root sees all, others see their own. A server in a container or on another host has no pids here;
+that is an empty answer, not an error.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+__all__ = [
+    "Listener",
+    "ServerProcess",
+    "is_local",
+    "listeners",
+    "process_environment",
+    "resident_bytes",
+    "role_of",
+    "server_processes",
+    "still_runs",
+]
+
+_HELPERS = re.compile(r"multiprocessing[.]resource_tracker|multiprocessing[.]forkserver")
+_VLLM_ROLES = (
+    ("VLLM::EngineCore", "core"),
+    ("VLLM::Worker", "worker"),
+    ("VLLM::DPCoordinator", "coordinator"),
+    ("VLLM::APIServer", "api"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A TCP socket that listens on this host, and who owns it (``None``: not ours to see)."""
+
+    host: str
+    port: int
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """One process of a server. ``start_unix_seconds`` with the pid identifies it for good."""
+
+    pid: int
+    role: str
+    start_unix_seconds: float
+    argv: tuple[str, ...]
+    uid: int | None
+
+
+def listeners() -> list[Listener]:
+    """Every listening TCP socket of this network namespace."""
+    found = [
+        Listener(c.laddr.ip, c.laddr.port, c.pid)
+        for c in psutil.net_connections(kind="tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr
+    ]
+    return sorted(set(found), key=lambda x: (x.port, x.host, x.pid or 0))
+
+
+def is_local(host: str) -> bool:
+    """Whether ``host`` (name or address) is an address of this host."""
+    own = {a.address.partition("%")[0] for all_ in psutil.net_if_addrs().values() for a in all_}
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return any(a in own or ipaddress.ip_address(a).is_loopback for a in found)
+
+
+def role_of(engine: str, argv: Sequence[str], *, listens: bool) -> str | None:
+    """What a process of a server does, or ``None`` for helpers that are not worth a series.
+
+    vLLM retitles its processes (``VLLM::EngineCore_DP0``); ``comm`` is cut to 15 characters, so
+    the command line is what to read.
+    """
+    line = " ".join(argv)
+    if _HELPERS.search(line):
+        return None
+    if engine == "vllm":
+        for title, role in _VLLM_ROLES:
+            if title in line:
+                return role
+        return "api" if listens else None
+    return "server" if listens else "worker"
+
+
+def server_processes(engine: str, port: int) -> list[ServerProcess]:
+    """The processes that listen on ``port`` and all below them; the listening ones come first."""
+    roots = dict.fromkeys(x.pid for x in listeners() if x.port == port and x.pid is not None)
+    found: dict[int, ServerProcess] = {}
+    for pid in roots:
+        _add(found, engine, pid, listens=True)
+    for pid in roots:
+        try:
+            children = psutil.Process(pid).children(recursive=True)
+        except psutil.Error:
+            continue
+        for child in children:
+            if child.pid not in roots:
+                _add(found, engine, child.pid, listens=False)
+    return list(found.values())
+
+
+def _add(found: dict[int, ServerProcess], engine: str, pid: int, *, listens: bool) -> None:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            argv = tuple(process.cmdline())
+            start = process.create_time()
+            uid = process.uids().effective
+    except psutil.Error:
+        return  # it ended meanwhile, or is not ours to see
+    role = role_of(engine, argv, listens=listens)
+    if role is not None:
+        found[pid] = ServerProcess(pid, role, start, argv, uid)
+
+
+def still_runs(processes: Iterable[ServerProcess]) -> bool:
+    """Whether every one of them is still the same process (a pid can be used again)."""
+    for known in processes:
+        try:
+            process = psutil.Process(known.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            if abs(process.create_time() - known.start_unix_seconds) > 1.0:
+                return False
+        except psutil.NoSuchProcess:
+            return False
+        except psutil.Error:
+            continue  # not ours to see: no evidence against it
+    return True
+
+
+def process_environment(pid: int) -> dict[str, str]:
+    """The environment a process was started with; empty when not ours to see."""
+    try:
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Resident memory of a process, or ``None`` when it is gone or not ours to see."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
