@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import Dashboard, DashboardCursorSync, Panel
+from grafana_foundation_sdk.models.table import Options as TableOptions
 from grafana_foundation_sdk.models.units import PercentUnit, RequestsPerSecond, Seconds, Short
 
 from servoscope.dashboards import queries
@@ -67,13 +68,17 @@ def overview(recorded: Recorded) -> Dashboard:
         board = board.with_row(build.Row(title))
         for panel in panels:
             board = board.with_panel(panel)
-    return _numbered(board.build())
+    return _tidied(board.build())
 
 
-def _numbered(dashboard: Dashboard) -> Dashboard:
-    """Panels get their ids by position, so that the output does not depend on Grafana."""
+def _tidied(dashboard: Dashboard) -> Dashboard:
+    """Ids by position; without the SDK's defaults that Grafana 12's types no longer know."""
     for number, panel in enumerate(dashboard.panels or [], start=1):
         panel.id_val = number
+        if isinstance(panel, Panel) and isinstance(panel.options, TableOptions):
+            panel.options.footer = None
+    for variable in (dashboard.templating.list_val if dashboard.templating else None) or []:
+        variable.auto = variable.auto_count = variable.auto_min = None  # of interval variables
     return dashboard
 
 
@@ -145,8 +150,9 @@ def _latency() -> list[Builder[Panel]]:
         series(
             Text(
                 "Time to first token",
-                "p50 and p99 of streamed requests, from the request received to its first "
-                "generated token.",
+                "p50 and p99, from the request received to its first generated token, whatever "
+                "the outcome. Requests that did not stream are left out: their first token "
+                "arrives with the last.",
                 Seconds,
             ),
             queries.time_to_first_token(),
@@ -168,7 +174,12 @@ def _latency() -> list[Builder[Panel]]:
             width=_HALF,
         ),
         series(
-            Text("End to end, p99", "From the request received to its end.", Seconds),
+            Text(
+                "End to end, p99",
+                "From the request received to its end, of requests served in full (completed, "
+                "length).",
+                Seconds,
+            ),
             queries.end_to_end(),
             width=_HALF,
         ),
@@ -201,7 +212,8 @@ def _slices() -> list[Builder[Panel]]:
         series(
             Text(
                 "Time to first token, p99, by version and GPU",
-                "Streamed requests: does a release or a GPU model answer later than another?",
+                "Does a release or a GPU model answer later than another? Requests that did not "
+                "stream are left out.",
                 Seconds,
             ),
             queries.ttft_by_version_and_gpu(),
@@ -244,7 +256,7 @@ def _objectives(recorded: Recorded) -> list[Builder[Panel]]:
         series(
             Text(
                 "Far over the threshold",
-                "Share of counted requests above factorxthreshold. More than 1 % at 1.5 x pages: "
+                "Share of counted requests above factor x threshold. More than 1 % at 1.5 x pages: "
                 "the p99 is above 1.5 x the objective.",
                 PercentUnit,
             ),
@@ -265,8 +277,9 @@ def _objectives(recorded: Recorded) -> list[Builder[Panel]]:
         series(
             Text(
                 "Budget burn",
-                "1 spends the budget exactly over the objective's window; 14.4 over an hour pages. "
-                "By service: not filtered by the variables.",
+                "Over five minutes and over an hour. 1 spends the budget exactly over the "
+                "objective's window; 14.4 over an hour pages. By service: not filtered by the "
+                "variables.",
                 Short,
             ),
             queries.burn_rate(recorded),

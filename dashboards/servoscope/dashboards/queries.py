@@ -71,7 +71,8 @@ _LEFT_OUT = '!~"' + "|".join([Outcome.CLIENT_ERROR, Outcome.UNKNOWN]) + '"'
 _ENDED_BY_CLIENT = (Outcome.CLIENT_DISCONNECT, Outcome.CANCELLED)
 _IN_ERROR_SLI = '!~"' + "|".join([Outcome.CLIENT_ERROR, Outcome.UNKNOWN, *_ENDED_BY_CLIENT]) + '"'
 _NO_PROBES = '!="probe"'
-_STREAMED = '="true"'
+#: Not ``="true"``: inside an engine a source may not see whether the client streams ("unknown").
+_NOT_WHOLE = '!="false"'
 _BY_TYPE = ("request_type",)
 _BY_VERSION_AND_GPU = ("model_version", "gpu_model")
 _BY_ENGINE = ("server",)
@@ -113,8 +114,8 @@ def least_budget_remaining(recorded: Recorded) -> tuple[Query, ...]:
 
 # ---- latency -----------------------------------------------------------------------------------
 def time_to_first_token() -> tuple[Query, ...]:
-    """Streamed requests only: without streaming the first token arrives with the last."""
-    return _p50_p99("time_to_first_token_seconds", _BY_TYPE, streaming=_STREAMED)
+    """Not of requests that did not stream: there the first token arrives with the last."""
+    return _p50_p99("time_to_first_token_seconds", _BY_TYPE, streaming=_NOT_WHOLE)
 
 
 def time_per_output_token() -> tuple[Query, ...]:
@@ -128,7 +129,7 @@ def queue_time() -> tuple[Query, ...]:
 
 
 def end_to_end() -> tuple[Query, ...]:
-    """p99 from request received to its end."""
+    """p99 from request received to its end, of requests served in full."""
     return (_p99("e2e_seconds", _BY_TYPE, "{{request_type}}"),)
 
 
@@ -144,8 +145,8 @@ def slice_table() -> dict[str, Query]:
         "Requests": requests,
         "Errors": ratio(zero_where_absent(bad, counted), counted),
         "Goodput": _goodput(SLICE_BY, RANGE_WINDOW),
-        "TTFT p50": _slice_quantile(0.5, "time_to_first_token_seconds", streaming=_STREAMED),
-        "TTFT p99": _slice_quantile(0.99, "time_to_first_token_seconds", streaming=_STREAMED),
+        "TTFT p50": _slice_quantile(0.5, "time_to_first_token_seconds", streaming=_NOT_WHOLE),
+        "TTFT p99": _slice_quantile(0.99, "time_to_first_token_seconds", streaming=_NOT_WHOLE),
         "TPOT p50": _slice_quantile(0.5, "time_per_output_token_seconds"),
         "TPOT p99": _slice_quantile(0.99, "time_per_output_token_seconds"),
         "Queue p99": _slice_quantile(0.99, "queue_seconds"),
@@ -163,7 +164,7 @@ def ttft_by_version_and_gpu() -> tuple[Query, ...]:
             "time_to_first_token_seconds",
             _BY_VERSION_AND_GPU,
             "{{model_version}} on {{gpu_model}}",
-            streaming=_STREAMED,
+            streaming=_NOT_WHOLE,
         ),
     )
 
@@ -195,7 +196,7 @@ def objective_good_ratio() -> tuple[Query, ...]:
 
 
 def over_threshold_ratio() -> tuple[Query, ...]:
-    """Share above factorxthreshold: above 1 % at factor 1.5 pages."""
+    """Share above factor x threshold: above 1 % at factor 1.5 pages."""
     by = ("service", "objective")
     over = rate("slo_over_total", (*by, "factor"))
     whole = rate("slo_total", by)
@@ -210,9 +211,15 @@ def budget_remaining(recorded: Recorded) -> tuple[Query, ...]:
 
 
 def burn_rate(recorded: Recorded) -> tuple[Query, ...]:
-    """Current burn of the budget: 1 spends it exactly over the window, 14.4 in 2 of 30 days."""
-    expr = recorded.select("slo:current_burn_rate:ratio")
-    return (Query(expr=expr, legend="{{sloth_service}} {{sloth_slo}}"),)
+    """How fast the budget goes: 1 spends it exactly over the window, 14.4 in 2 of 30 days."""
+    now = recorded.select("slo:current_burn_rate:ratio")
+    hour = recorded.select("slo:sli_error:ratio_rate1h")
+    budget = recorded.select("slo:error_budget:ratio")
+    key = "{{sloth_service}} {{sloth_slo}}"
+    return (
+        Query(expr=now, legend=f"5 min, {key}"),
+        Query(expr=f"{hour} / on (sloth_id) group_left () {budget}", legend=f"1 h, {key}"),
+    )
 
 
 # ---- load and cache ----------------------------------------------------------------------------

@@ -44,12 +44,12 @@ def _filter(position: int, label: str) -> Builder[VariableModel]:
     if label not in line.labels:
         raise QueryError(f"variable {label}: {listed_by} has no such label")
     earlier = [f'{v}=~"${v}"' for v in VARIABLES[:position] if v in line.labels]
-    query = f"label_values({line.full_name}{{{', '.join(earlier)}}}, {label})"
+    series = f"{line.full_name}{{{', '.join(earlier)}}}" if earlier else line.full_name
     return (
         build.QueryVariable(label)
         .label(title)
         .datasource(DATASOURCE)
-        .query(query)
+        .query(f"label_values({series}, {label})")
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.ALPHABETICAL_ASC)
         .multi(True)
