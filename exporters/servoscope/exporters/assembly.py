@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from servoscope.exporters.catalog import Kind, metric
 from servoscope.exporters.exposition import Series
@@ -182,18 +183,17 @@ def _together(values: list[tuple[Place, Series, float]], latest: Latest) -> floa
 
 
 def _why_no_histogram(buckets: tuple[tuple[float, float], ...], histogram: _Histogram) -> str:
-    if histogram.sum is None or histogram.count is None or not buckets:
+    total, count = histogram.sum, histogram.count
+    if total is None or count is None or not buckets:
         return "histogram without its sum, count or buckets"
-    numbers = (histogram.sum, histogram.count, *(count for _, count in buckets))
-    if not all(map(math.isfinite, numbers)) or any(math.isnan(edge) for edge, _ in buckets):
+    counts = [number for _, number in buckets]
+    edges_finite = not any(math.isnan(edge) for edge, _ in buckets)
+    if not (edges_finite and all(map(math.isfinite, (total, count, *counts)))):
         return "not a finite number"
-    if min(numbers) < 0:
-        return "negative counter"
-    counts = [count for _, count in buckets]
-    if buckets[-1][0] != math.inf:
-        return "no +Inf bucket"
-    if any(a > b for a, b in zip(counts, counts[1:], strict=False)):
-        return "bucket counts fall with the edge"
-    if counts[-1] != histogram.count:
-        return "the +Inf bucket is not the count"
-    return ""
+    checks = (
+        (min(total, count, *counts) < 0, "negative counter"),
+        (buckets[-1][0] != math.inf, "no +Inf bucket"),
+        (any(a > b for a, b in pairwise(counts)), "bucket counts fall with the edge"),
+        (counts[-1] != count, "the +Inf bucket is not the count"),
+    )
+    return next((why for wrong, why in checks if wrong), "")

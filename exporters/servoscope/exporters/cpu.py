@@ -66,9 +66,9 @@ def parse_stat(text: str, ticks: float = _TICKS, page_bytes: int = _PAGE) -> Pro
     head, closing, tail = text.rpartition(")")
     pid, opening, name = head.partition("(")
     fields = tail.split()
+    if not (opening and closing):
+        raise ValueError(f"stat: no (name): {text[:80]!r}")
     try:
-        if not (opening and closing):
-            raise ValueError("no (name)")
         return ProcessStat(
             pid=int(pid),
             name=name,
@@ -120,7 +120,7 @@ def parse_owner_uid(text: str) -> int:
 
 def process_stat(pid: int, proc: Path = PROC) -> ProcessStat:
     """State of a process now. A zombie is still there: see ``state`` "Z"."""
-    return _named(pid, "stat", proc, lambda data: parse_stat(data.decode("utf-8", "replace")))
+    return _named(pid, "stat", proc, lambda data: parse_stat(_text(data)))
 
 
 def process_cpu_seconds(pid: int, proc: Path = PROC) -> float:
@@ -154,7 +154,7 @@ def environment(pid: int, proc: Path = PROC) -> dict[str, str]:
 
 def owner_uid(pid: int, proc: Path = PROC) -> int:
     """Effective user of a process."""
-    return _named(pid, "status", proc, lambda data: parse_owner_uid(data.decode("utf-8", "replace")))
+    return _named(pid, "status", proc, lambda data: parse_owner_uid(_text(data)))
 
 
 def children(pid: int, proc: Path = PROC) -> tuple[int, ...]:
@@ -203,6 +203,10 @@ def _named(pid: int, name: str, proc: Path, parse: Callable[[bytes], _T]) -> _T:
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_PROC_BYTES)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")
 
 
 def _natural(text: str) -> int:

@@ -31,8 +31,8 @@ class Line:
     an engine's label under our name. Of the lines of one signal and one set of labels only those
     of the lowest ``preference`` that occur count (a metric published under its old and its new
     name is one metric); what then still falls together is put together by ``ranks``. A signal
-    that is the sum of several metrics says how many in ``addends``: with fewer it would be too small,
-    and is absent.
+    that is the sum of several metrics says how many in ``addends``: with fewer it would be too
+    small, and is absent.
     """
 
     name: str
