@@ -170,7 +170,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_spec(text: str, origin: str = "spec") -> Spec:
-    """The spec in ``text``. Raises SpecError; ``origin`` names the file where YAML itself is wrong."""
+    """The spec in ``text``. Raises SpecError; ``origin`` names the file in the text."""
     if len(text) > MAX_SPEC_CHARACTERS:
         raise SpecError(origin, f"longer than {MAX_SPEC_CHARACTERS} characters; split it")
     try:

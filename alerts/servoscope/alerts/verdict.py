@@ -97,7 +97,7 @@ def verdict(objective: Objective, record: RequestRecord) -> Verdict:
     if end is _End.LEFT and objective.disconnects is Disconnects.BAD:
         end = _End.FAILED
     threshold = objective.threshold_seconds
-    if threshold is None:
+    if threshold is None or not objective.sli.is_latency:
         return _BY_END[end]
     elapsed = _seconds(record.e2e_seconds)
     if objective.sli is Sli.E2E:
