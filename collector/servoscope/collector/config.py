@@ -10,6 +10,8 @@ from servoscope.exporters.paths import state_dir
 
 __all__ = ["CollectorConfig", "is_loopback"]
 
+MIN_TOKEN_CHARACTERS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class CollectorConfig:
@@ -60,6 +62,21 @@ class CollectorConfig:
                 f"max_decoded_bytes: {self.max_decoded_bytes} is below max_body_bytes "
                 f"({self.max_body_bytes})"
             )
+
+    def read_token(self) -> str:
+        """The bearer token, or "" when none is asked for. Raises OSError naming the key."""
+        if not self.token_file:
+            return ""
+        try:
+            token = Path(self.token_file).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OSError(f"token_file: cannot read {self.token_file}: {error}") from error
+        if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii():
+            raise OSError(
+                f"token_file: {self.token_file} must hold {MIN_TOKEN_CHARACTERS} ASCII characters "
+                "or more"
+            )
+        return token
 
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (

@@ -1,0 +1,171 @@
+"""The way from a received body to the store, and its bounds.
+
+Two threads: one decodes and judges, one writes. A slot is taken before a body is read and given
+back when it is stored, so at most ``max_pending_batches`` bodies are in memory; the next sender is
+told to come again. Nothing is answered "stored" before it is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from servoscope.collector.ingest import IngestError, decode_body
+from servoscope.collector.slo import Judgement, judge
+from servoscope.collector.store import Inserted, Retention, Store, StoreError
+
+if TYPE_CHECKING:
+    from servoscope.alerts.spec import Objective
+    from servoscope.collector.config import CollectorConfig
+    from servoscope.collector.telemetry import Telemetry
+    from servoscope.exporters.wire import Batch
+
+__all__ = ["BusyError", "Intake"]
+
+log = logging.getLogger(__name__)
+DAY_SECONDS = 86_400.0
+
+
+class BusyError(Exception):
+    """No room now; the sender should come again after ``retry_seconds``."""
+
+    retry_seconds = 1
+
+
+class Intake:
+    """Decodes, judges and stores batches, each exactly once, in the order they come."""
+
+    def __init__(
+        self,
+        store: Store,
+        objectives: Sequence[Objective],
+        config: CollectorConfig,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+    ) -> None:
+        self.failure = ""  # why the last write failed; empty when it did not
+        self._store = store
+        self._objectives = objectives
+        self._config = config
+        self._telemetry = telemetry
+        self._clock = clock
+        self._pending = 0
+        self._closing = False
+        self._decoder = ThreadPoolExecutor(1, "decode")
+        self._writer = ThreadPoolExecutor(1, "write")
+        telemetry.up.set(1)
+
+    @property
+    def closing(self) -> bool:
+        """True once no new batch is taken."""
+        return self._closing
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
+        """Room for one body. Raises BusyError when there is none."""
+        if self._closing or self._pending >= self._config.max_pending_batches:
+            self._telemetry.batches.labels("busy").inc()
+            raise BusyError
+        self._pending += 1
+        self._telemetry.pending.set(self._pending)
+        try:
+            yield
+        finally:
+            self._pending -= 1
+            self._telemetry.pending.set(self._pending)
+
+    async def take(self, body: bytes, encoding: str) -> tuple[Batch, Inserted]:
+        """Store one body (inside a slot). Raises IngestError or StoreError."""
+        loop = asyncio.get_running_loop()
+        try:
+            batch, storing = await loop.run_in_executor(
+                self._decoder, self._decode_and_queue, body, encoding
+            )
+        except IngestError:
+            self._telemetry.batches.labels("refused").inc()
+            raise
+        return batch, await asyncio.wrap_future(storing)
+
+    def _decode_and_queue(self, body: bytes, encoding: str) -> tuple[Batch, Future[Inserted]]:
+        # Queued from here and not from the event loop: once the decoder has been shut down, all
+        # that it decoded is with the writer.
+        batch, judgement = self._decode(body, encoding)
+        return batch, self._writer.submit(self._write, batch, judgement)
+
+    def _decode(self, body: bytes, encoding: str) -> tuple[Batch, Judgement]:
+        with self._telemetry.decode_seconds.time():
+            now = self._clock()
+            batch = decode_body(
+                body, encoding, max_decoded_bytes=self._config.max_decoded_bytes, now=now
+            )
+            judgement = judge(self._objectives, batch.records, now)
+            del batch.records  # the store writes columns; keep no second copy while waiting
+            return batch, judgement
+
+    def _write(self, batch: Batch, judgement: Judgement) -> Inserted:
+        with self._telemetry.insert_seconds.time():
+            try:
+                inserted = self._store.insert(batch, judgement, self._clock())
+            except Exception as error:
+                self._failed(error)
+                self._telemetry.batches.labels("failed").inc()
+                raise
+        self._note_success()
+        self._telemetry.count(batch, duplicate=inserted.duplicate)
+        return inserted
+
+    def _failed(self, error: Exception) -> None:
+        self.failure = str(error)
+        self._telemetry.up.set(0)
+        log.error("%s", error)
+
+    def _note_success(self) -> None:
+        if self.failure:
+            log.warning("the store takes records again")
+        self.failure = ""
+        self._telemetry.up.set(1)
+
+    # ---- retention: the writer's other duty ----------------------------------------------------
+
+    async def keep_within_bounds(self) -> None:
+        """Delete what is too old or too much, for ever, at the configured interval."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await loop.run_in_executor(self._writer, self._retain)
+            await asyncio.sleep(self._config.retention_interval_seconds)
+
+    def _retain(self) -> None:
+        config = self._config
+        longest = max((o.window_seconds for o in self._objectives), default=0)
+        rule = Retention(
+            records_seconds=config.retention_days * DAY_SECONDS,
+            verdicts_seconds=max(config.budget_retention_days * DAY_SECONDS, longest),
+            keys_seconds=config.idempotency_hours * 3600.0,
+            max_bytes=config.max_database_bytes,
+        )
+        started = time.monotonic()
+        try:
+            removed = self._store.retain(rule, self._clock())
+        except StoreError as error:
+            self._failed(error)
+            return
+        self._telemetry.expired_records.labels("age").inc(removed.by_age)
+        self._telemetry.expired_records.labels("size").inc(removed.by_size)
+        if removed.by_age or removed.by_size:
+            log.info(
+                "retention deleted %d old records and %d for size in %.1f s",
+                removed.by_age,
+                removed.by_size,
+                time.monotonic() - started,
+            )
+
+    def close(self) -> None:
+        """Take nothing new, and return when everything taken is stored."""
+        self._closing = True
+        self._decoder.shutdown(wait=True)
+        self._writer.shutdown(wait=True)
