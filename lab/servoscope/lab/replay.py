@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from servoscope.lab.client import Limits, check_target, run_open
 from servoscope.lab.prompt import PromptMaker
 from servoscope.lab.request import CHAT, Observed, PlannedRequest
+from servoscope.lab.sample import load_sample
 from servoscope.lab.trace import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Progress", "Quadrants", "Scale", "plan_pass", "replay"]
+__all__ = ["Progress", "Quadrants", "Scale", "plan_pass", "replay", "replay_sample"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,3 +199,14 @@ async def replay(
             allow_remote=allow_remote,
         )
     return progress
+
+
+async def replay_sample(
+    url: str,
+    *,
+    stop: asyncio.Event | None = None,
+    passes: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Replay the sample that ships with the product, scaled for the embedded engine."""
+    return await replay(url, load_sample(), stop=stop, passes=passes, on_progress=on_progress)
