@@ -18,11 +18,11 @@ from rich.text import Text
 __all__ = ["MAX_BUDGETS", "MAX_ROWS", "STALE_SECONDS", "render"]
 
 STALE_SECONDS = 5.0  # an answer older than this is shown as old
-SILENT_SECONDS = 60.0  # a sidecar that was not heard for longer is named
+SILENT_SECONDS = 60.0  # a sidecar that sent nothing for longer is named, while in the window
 MAX_ROWS = 24
 MAX_BUDGETS = 8
 MAX_NOTICES = 12
-TABLE_WIDTH = 96  # below it each row becomes a few lines
+FIGURES_WIDTH = 78  # of the columns of figures, with their gaps
 NONE = "-"
 
 _GOOD = ("completed", "length")
@@ -58,7 +58,7 @@ def render(
         if not rows:
             window = _span(_number(overview, "window_seconds"))
             parts.append(Text(f"no request has ended in the last {window}", style="dim"))
-        elif width >= TABLE_WIDTH:
+        elif width >= _table_width(rows[:MAX_ROWS]):
             parts.append(_table(rows[:MAX_ROWS], now))
         else:
             parts += _stacked(rows[:MAX_ROWS], now)
@@ -72,12 +72,12 @@ def render(
 
 def _header(overview: Mapping[str, Any] | None, now: float) -> Text:
     clock = datetime.fromtimestamp(now, UTC).strftime("%H:%M:%S UTC")
-    line = Text("servoscope", style="bold").append(f"  {clock}", style="dim")
+    line = Text().append("servoscope", style="bold").append(f"  {clock}", style="dim")
     if overview is not None:
         rows = _mappings(overview.get("rows"))
         requests = sum(_number(row, "requests") or 0 for row in rows)
         window = _span(_number(overview, "window_seconds"))
-        line.append(f"  {requests:.0f} requests in the last {window}", style="not dim not bold")
+        line.append(f"  {requests:.0f} requests in the last {window}")
     return line
 
 
@@ -92,12 +92,14 @@ def _states(overview: Mapping[str, Any], now: float) -> list[Text]:
     sidecars = _mappings(overview.get("sidecars"))
     if not sidecars:
         lines.append(Text("no sidecar has sent anything yet", style="yellow"))
+    window = _number(overview, "window_seconds") or 0.0
     for sidecar in sidecars[:MAX_NOTICES]:
         seen = _number(sidecar, "last_seen_unix_seconds")
-        if seen is not None and now - seen > SILENT_SECONDS:
-            server = _word(sidecar, "server", 40)
-            text = f"stale: the sidecar of {server} was last heard {_span(now - seen)} ago"
-            lines.append(Text(text, style="yellow"))
+        if seen is not None and SILENT_SECONDS < now - seen <= max(window, 2 * SILENT_SECONDS):
+            # Idle or away: which of the two, only its own line below can say.
+            line = Text("quiet: the sidecar of ", style="yellow")
+            line.append_text(_clean(_word(sidecar, "server", 40)))
+            lines.append(line.append(f" has sent nothing for {_span(now - seen)}"))
     return lines
 
 
@@ -110,19 +112,19 @@ def _slices(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(head, key) for head, key in columns if len({str(r.get(key)) for r in rows}) > 1]
 
 
-def _figures(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Heading and value of each figure, in order."""
+def _figures(row: Mapping[str, Any]) -> list[tuple[str, float | None, bool]]:
+    """Heading, value and whether it is a time (else a ratio) of each figure, in order."""
     ttft, tpot = (
         row.get(name) for name in ("time_to_first_token_seconds", "time_per_output_token_seconds")
     )
     return [
-        ("TTFT p50", _seconds(_number(ttft, "p50"))),
-        ("p99", _seconds(_number(ttft, "p99"))),
-        ("TPOT p50", _seconds(_number(tpot, "p50"))),
-        ("p99", _seconds(_number(tpot, "p99"))),
-        ("queue p99", _seconds(_number(row.get("queue_seconds"), "p99"))),
-        ("KV hit", _ratio(_number(row, "kv_hit_ratio"))),
-        ("goodput", _ratio(_number(row, "goodput_ratio"))),
+        ("TTFT ms\np50", _number(ttft, "p50"), True),
+        ("\np99", _number(ttft, "p99"), True),
+        ("TPOT ms\np50", _number(tpot, "p50"), True),
+        ("\np99", _number(tpot, "p99"), True),
+        ("queue ms\np99", _number(row.get("queue_seconds"), "p99"), True),
+        ("KV hit\n%", _number(row, "kv_hit_ratio"), False),
+        ("goodput\n%", _number(row, "goodput_ratio"), False),
     ]
 
 
@@ -141,7 +143,14 @@ def _outcomes(row: Mapping[str, Any]) -> Text:
 
 def _age(row: Mapping[str, Any], now: float) -> str:
     last = _number(row, "last_finished_unix_seconds")
-    return NONE if last is None else f"{_span(max(0.0, now - last))} ago"
+    return NONE if last is None else _span(max(0.0, now - last))
+
+
+def _table_width(rows: Sequence[Mapping[str, Any]]) -> int:
+    """What the table needs to be readable; on less, each row becomes a few lines."""
+    keys = ["request_type", *(key for _, key in _slices(rows))]
+    words = sum(max(12, *(len(_word(row, key, 24)) for row in rows)) + 2 for key in keys)
+    return words + FIGURES_WIDTH + min(12, max(len(_outcomes(row)) for row in rows))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], now: float) -> Table:
@@ -151,18 +160,18 @@ def _table(rows: Sequence[Mapping[str, Any]], now: float) -> Table:
     for head, _ in slices:
         table.add_column(head, no_wrap=True, overflow="ellipsis")
     table.add_column("requests", justify="right", no_wrap=True)
-    table.add_column("outcomes")
-    for head, _ in _figures({}):
+    for head, _, _ in _figures({}):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("last", justify="right", no_wrap=True)
+    table.add_column("ago", justify="right", no_wrap=True)
+    table.add_column("outcomes")
     for row in rows:
         table.add_row(
             _clean(_word(row, "request_type", 24), "cyan"),
             *(_clean(_word(row, key, 24)) for _, key in slices),
             _count(_number(row, "requests")),
-            _outcomes(row),
-            *(value for _, value in _figures(row)),
+            *(_milli(v) if is_time else _percent(v) for _, v, is_time in _figures(row)),
             _age(row, now),
+            _outcomes(row),
         )
     return table
 
@@ -176,11 +185,13 @@ def _stacked(rows: Sequence[Mapping[str, Any]], now: float) -> list[Text]:
         for _, key in slices:
             head.append("  ").append_text(_clean(_word(row, key, 24)))
         head.append(f"  {_count(_number(row, 'requests'))} requests: ").append_text(_outcomes(row))
-        ttft, ttft99, tpot, tpot99, queue, hit, goodput = (value for _, value in _figures(row))
+        ttft, ttft99, tpot, tpot99, queue, hit, goodput = (
+            _seconds(v) if is_time else _ratio(v) for _, v, is_time in _figures(row)
+        )
         lines += [
             head,
             Text(f"  TTFT {ttft} / {ttft99}  TPOT {tpot} / {tpot99}  (p50 / p99)"),
-            Text(f"  queue p99 {queue}  KV hit {hit}  goodput {goodput}  {_age(row, now)}"),
+            Text(f"  queue p99 {queue}  KV hit {hit}  goodput {goodput}  {_age(row, now)} ago"),
         ]
     return lines
 
@@ -249,13 +260,25 @@ def _target(value: float | None) -> str:
     return NONE if value is None else f"{value * 100:g} %"
 
 
-def _seconds(value: float | None) -> str:
-    """Three digits at most: 0.84 ms, 23.1 ms, 640 ms, 1.53 s."""
+def _percent(value: float | None) -> str:
+    return NONE if value is None else f"{value * 100:.1f}"
+
+
+def _milli(value: float | None) -> str:
+    """Milliseconds in three digits: 0.84, 23.1, 640; more where they are needed."""
     if value is None or value < 0:
         return NONE
-    number, unit = (value, "s") if value >= 0.9995 else (value * 1000, "ms")
+    number = value * 1000
     digits = 2 if number < 9.995 else 1 if number < 99.95 else 0
-    return f"{number:.{digits}f} {unit}"
+    return f"{number:.{digits}f}"
+
+
+def _seconds(value: float | None) -> str:
+    """With its unit: 0.84 ms, 640 ms, 1.53 s."""
+    if value is None or value < 0.9995:
+        milli = _milli(value)
+        return milli if milli == NONE else f"{milli} ms"
+    return f"{value:.{2 if value < 99.5 else 0}f} s"
 
 
 def _span(value: float | None) -> str:
