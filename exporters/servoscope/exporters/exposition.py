@@ -60,6 +60,8 @@ _SAMPLE = re.compile(
     (?P<exemplar>\#.*)?+""",
     re.VERBOSE,
 )
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*+[ \t]*+")
+_BLOCK = re.compile(_LABEL_BLOCK)
 _EXEMPLAR = re.compile(rf"#[ \t]*+{_LABEL_BLOCK}[ \t]++(\S++)(?:[ \t]++(\S++))?+[ \t]*+")
 _LABEL = re.compile(
     r"""[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"[ \t]*+(,|\Z)"""
@@ -290,10 +292,15 @@ def _number(text: str, what: str) -> float:
 def _why_no_match(line: str) -> str:
     if line[0] in '{"':
         return "quoted metric names are not read"
-    if not re.match(r"[a-zA-Z_:]", line):
+    name = _NAME.match(line)
+    if name is None:
         return "does not begin with a metric name"
-    if "{" in line and not re.search(_LABEL_BLOCK, line):
-        return "the labels do not end"
-    if re.fullmatch(rf"[a-zA-Z0-9_:]++[ \t]*+({_LABEL_BLOCK})?+[ \t]*+", line):
+    rest = line[name.end() :]
+    if rest.startswith("{"):
+        block = _BLOCK.match(rest)
+        if block is None:
+            return "the labels do not end"
+        rest = rest[block.end() :]
+    if not rest.strip(" \t"):
         return "no value"
     return "not of the form: name{labels} value [timestamp] [# exemplar]"

@@ -116,7 +116,7 @@ class _Device:
             if error_code(error) == GPU_IS_LOST:
                 raise GpuLostError from error
             why = _FIELD_WHY.get(error_code(error), str(error))
-        except _NoFunctionError:
+        except (_NoFunctionError, AttributeError):  # an old driver, an old pynvml
             why = _FIELD_WHY[_FUNCTION_NOT_FOUND]
         self.missing.append((name, why))
         return None
