@@ -1,0 +1,89 @@
+"""Requests in flight in one API server, and the phase each is in.
+
+vLLM tells the API server "queued" and "scheduled" only together with the first output. Before
+that the phase is estimated from the scheduler's own count of waiting requests, which comes with
+every step: under first-come-first-served the youngest ``waiting`` of the requests without a token
+are queued. It is exact when none waits or all do. Decoding is always exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from servoscope.exporters.records import Phase
+from servoscope.exporters.vllm.request_parts import Part
+
+__all__ = ["Call", "OpenRequest", "Waiting", "estimated_phases"]
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP request: all engine requests that serve it."""
+
+    ident: str
+    indices: set[int] = field(default_factory=set)
+    open: int = 0
+    parts: list[Part] = field(default_factory=list)
+    estimated: bool = False
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """One engine request in flight. ``state`` is vLLM's RequestState."""
+
+    state: Any
+    call: Call
+    processor: Any
+    prompt_index: int = 0
+    priority: int = 0
+
+    @property
+    def arrival(self) -> float:
+        """Wall-clock seconds."""
+        return float(self.state.stats.arrival_time)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What the scheduler last said: requests waiting (by rank), and when (wall clock)."""
+
+    by_rank: dict[int, int] = field(default_factory=dict)
+    at: float = 0.0
+
+    def heard(self, rank: int, waiting: int, at: float) -> None:
+        """The count that came with a step."""
+        self.by_rank[rank] = waiting
+        self.at = at
+
+    @property
+    def total(self) -> int:
+        """Over all ranks."""
+        return sum(self.by_rank.values())
+
+
+def estimated_phases(
+    requests: Sequence[tuple[float, bool]], waiting: int, at: float
+) -> list[Phase]:
+    """Phase of each request in flight, given as (arrival, has a token already).
+
+    ``waiting`` and ``at`` are the scheduler's last count and when it came. A request younger than
+    that has not been seen by the scheduler: it waits for the running step, if there is one.
+    """
+    seen = sorted(arrival for arrival, token in requests if not token and arrival <= at)
+    oldest = min((arrival for arrival, _token in requests), default=0.0)
+    # Of those the scheduler has seen, the youngest ``waiting`` have not been scheduled.
+    first_waiting = seen[max(0, len(seen) - waiting)] if waiting > 0 and seen else None
+    decided: list[Phase] = []
+    for arrival, token in requests:
+        if token:
+            phase = Phase.DECODE
+        elif arrival > at:
+            phase = Phase.QUEUED if waiting > 0 or oldest < arrival else Phase.PREFILL
+        elif first_waiting is not None and arrival >= first_waiting:
+            phase = Phase.QUEUED
+        else:
+            phase = Phase.PREFILL
+        decided.append(phase)
+    return decided

@@ -1,0 +1,348 @@
+"""Knobs inside vLLM's scheduler: whatever scheduler class vLLM picked is subclassed.
+
+Works by ``SchedulerConfig.get_scheduler_cls`` (vLLM 0.12 and later), so Scheduler, AsyncScheduler
+and ``--scheduler-cls`` classes all pass through here and vLLM's own choice stays (naming a plain
+class with --scheduler-cls would switch asynchronous scheduling off).
+
+Changes apply at a step boundary, and in ``add_request`` too: an engine that idles makes no step,
+and the first request must already see them. ``schedule`` may take any arguments
+(throttle_prefills since 0.25).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from servoscope.exporters.vllm.knob_state import (
+    BatchWindow,
+    Envelope,
+    KnobLaw,
+    KnobValues,
+    Target,
+)
+
+__all__ = ["Pilot", "StepCounters", "rank_of", "read_envelope", "steered", "wrap_scheduler_config"]
+
+MAX_FAULTS = 20
+HELD_IDLE_SLEEP_SECONDS = 0.001  # with nothing running a held engine would spin
+
+#: What the wrapper reads and writes; without these it stays off.
+NEEDED = (
+    "running",
+    "waiting",
+    "scheduler_config",
+    "max_num_running_reqs",
+    "max_num_scheduled_tokens",
+)
+
+log = logging.getLogger("servoscope.plugin")
+
+
+@dataclass(slots=True)
+class Steps:
+    """Largest step since this object was put in place. Replaced, never reset (no lock)."""
+
+    step_tokens_max: int = 0
+
+
+class StepCounters:
+    """What the scheduler did. Written by the engine's thread, read by the socket's."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.empty_steps = 0
+        self.held_steps = 0
+        self.scheduled_tokens = 0
+        self.scheduler_cpu_ns = 0
+        self.plugin_cpu_ns = 0
+        self._now = Steps()
+        self._before = Steps()
+
+    def stepped(self, tokens: int, cpu_ns: int, *, held: bool) -> None:
+        """One call of schedule."""
+        if tokens > 0:
+            self.steps += 1
+            self.scheduled_tokens += tokens
+            window = self._now
+            window.step_tokens_max = max(window.step_tokens_max, tokens)
+        else:
+            self.empty_steps += 1
+        if held:
+            self.held_steps += 1
+        self.scheduler_cpu_ns += cpu_ns
+
+    def take_step_tokens_max(self) -> int:
+        """Largest step since the last call. A step that ends meanwhile is seen by the next one."""
+        self._before, old, self._now = self._now, self._before, Steps()
+        return max(old.step_tokens_max, self._before.step_tokens_max)
+
+    def as_json(self) -> dict[str, float]:
+        """Totals since boot."""
+        return {
+            "steps": self.steps,
+            "empty_steps": self.empty_steps,
+            "held_steps": self.held_steps,
+            "scheduled_tokens": self.scheduled_tokens,
+            "scheduler_cpu_seconds": self.scheduler_cpu_ns / 1e9,
+            "plugin_cpu_seconds": self.plugin_cpu_ns / 1e9,
+        }
+
+
+def missing_attributes(scheduler: Any) -> list[str]:
+    """What this version's scheduler lacks of what the wrapper needs."""
+    missing = [f"scheduler.{name}" for name in NEEDED if not hasattr(scheduler, name)]
+    config = getattr(scheduler, "scheduler_config", None)
+    if config is not None and not hasattr(config, "long_prefill_token_threshold"):
+        missing.append("scheduler_config.long_prefill_token_threshold")
+    return missing
+
+
+def slots_attribute(scheduler: Any) -> str:
+    """Which attribute bounds admission: one that is not asserted (0.32), else the one that is."""
+    return next(
+        (n for n in ("max_num_active_reqs",) if hasattr(scheduler, n)), "max_num_running_reqs"
+    )
+
+
+def read_envelope(scheduler: Any) -> Envelope:
+    """Boot values and limits of a scheduler that has all of NEEDED."""
+    config = scheduler.scheduler_config
+    chunked = getattr(
+        config, "enable_chunked_prefill", getattr(config, "chunked_prefill_enabled", True)
+    )
+    refused: dict[str, str] = {}
+    if not chunked:
+        off = "chunked prefill is off: a smaller step would block every longer prompt"
+        refused = {"chunk_tokens": off, "long_prefill_threshold_tokens": off}
+    elif getattr(config, "disable_chunked_mm_input", False):
+        refused["chunk_tokens"] = (
+            "--disable-chunked-mm-input: an image that fits into no step would never run"
+        )
+    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+    if int(getattr(parallel, "data_parallel_size", 1) or 1) > 1:
+        why = "data parallel: a held rank would run dummy batches"
+        refused["batch_window_seconds"] = refused["batch_window_min_requests"] = why
+    mamba = bool(getattr(scheduler, "need_mamba_block_aligned_split", False))
+    return Envelope(
+        boot=KnobValues(
+            chunk_tokens=int(scheduler.max_num_scheduled_tokens),
+            long_prefill_threshold_tokens=int(config.long_prefill_token_threshold),
+            max_running_requests=int(getattr(scheduler, slots_attribute(scheduler))),
+        ),
+        speculative_tokens=int(getattr(scheduler, "num_spec_tokens", 0) or 0),
+        floor_tokens=int(getattr(scheduler, "block_size", 1)) if mamba else 1,
+        refused=refused,
+    )
+
+
+class Pilot:
+    """Steers one scheduler. ``step`` and ``before_add`` run in the engine's thread.
+
+    Every fault of ours is caught and counted; after MAX_FAULTS the boot values are put back and
+    the wrapper only passes through (``off`` says why).
+    """
+
+    def __init__(self, scheduler: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self.missing = missing_attributes(scheduler)
+        self.off = f"unknown layout: {', '.join(self.missing)}" if self.missing else ""
+        self.faults = 0
+        self.counters = StepCounters()
+        self.scheduler = scheduler
+        self._clock = clock
+        self._window = BatchWindow()
+        if self.missing:
+            self.law = KnobLaw(Envelope(boot=KnobValues(0, 0, 0)))
+            return
+        self.envelope = read_envelope(scheduler)
+        self.law = KnobLaw(self.envelope)
+        self.slots = slots_attribute(scheduler)
+        self._boot_slots = self.envelope.boot.max_running_requests
+        self._applied: tuple[KnobValues, int] = (self.envelope.boot, 0)
+
+    @property
+    def passes(self) -> bool:
+        """True when the wrapper does nothing at all (off, or bypassed by the lease holder)."""
+        return bool(self.off) or self._target(self._clock()).bypass
+
+    def counts(self) -> tuple[int, int]:
+        """Requests (running, waiting) as the scheduler's lists say now."""
+        scheduler = self.scheduler
+        if self.missing:
+            return 0, 0
+        return len(scheduler.running), len(scheduler.waiting) + self._elsewhere()
+
+    def before_add(self) -> None:
+        """A request is about to be added: settings made while the engine idled apply now."""
+        if self.off:
+            return
+        try:
+            now = self._clock()
+            values = self._target(now).values
+            self._apply(values)
+            self._window.arrived(now, len(self.scheduler.waiting) + self._elsewhere(), values)
+        except Exception as error:
+            self.fault(error)
+
+    def step(
+        self, schedule: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """One ``schedule()``, steered and measured. Only the engine's own errors get out."""
+        if self.off:
+            return schedule(*args, **kwargs)
+        entered = time.thread_time_ns()
+        held = self._before_step()
+        if held is None:
+            return schedule(*args, **kwargs)  # bypassed
+        began = time.thread_time_ns()
+        output = self._hold(schedule, args, kwargs) if held else schedule(*args, **kwargs)
+        ended = time.thread_time_ns()
+        try:
+            tokens = int(output.total_num_scheduled_tokens)
+            self.counters.stepped(tokens, ended - began, held=held)
+            self.counters.plugin_cpu_ns += began - entered + time.thread_time_ns() - ended
+        except Exception as error:
+            self.fault(error)
+        return output
+
+    def fault(self, error: Exception) -> None:
+        """Count an error of ours; after MAX_FAULTS put the boot values back and stay off."""
+        self.faults += 1
+        if self.faults == 1:
+            log.warning("servoscope: scheduler wrapper: %r", error)
+        if self.faults < MAX_FAULTS or self.off:
+            return
+        self.off = f"{self.faults} errors, the last {error!r}"
+        log.warning("servoscope: scheduler wrapper is off after %s", self.off)
+        try:
+            self._write(self.envelope.boot, len(self.scheduler.running))
+        except Exception as last:
+            log.warning("servoscope: boot values could not be restored: %r", last)
+
+    def _before_step(self) -> bool | None:
+        """Apply the target; True: hold admission in this step; None: bypassed."""
+        try:
+            now = self._clock()
+            target = self._target(now)
+            if target.bypass:
+                return None
+            self._apply(target.values)
+            if self._elsewhere():
+                self._window.holds(now, 0, target.values)  # ends it: never hold KV blocks
+                return False
+            return self._window.holds(now, len(self.scheduler.waiting), target.values)
+        except Exception as error:
+            self.fault(error)
+            return False
+
+    def _target(self, now: float) -> Target:
+        target = self.law.target
+        return target if target.live(now) else Target(self.law.envelope.boot)
+
+    def _elsewhere(self) -> int:
+        """Waiting requests that hold KV blocks already (0.32 keeps them in a queue apart)."""
+        return len(getattr(self.scheduler, "kv_holding_waiting", ()))
+
+    def _apply(self, values: KnobValues) -> None:
+        running = len(self.scheduler.running)
+        if (values, running) == self._applied:
+            return
+        if values is self.envelope.boot and self._applied[0] is values:
+            return  # never touched, or put back already: the attributes are vLLM's own
+        self._write(values, running)
+        self._applied = (values, running)
+
+    def _write(self, values: KnobValues, running: int) -> None:
+        scheduler, envelope = self.scheduler, self.envelope
+        asserted = self.slots == "max_num_running_reqs"
+        scheduler.max_num_scheduled_tokens = envelope.budget(values, running)
+        config = scheduler.scheduler_config
+        if config.long_prefill_token_threshold != values.long_prefill_threshold_tokens:
+            config.long_prefill_token_threshold = values.long_prefill_threshold_tokens
+        setattr(scheduler, self.slots, envelope.slots(values, running, asserted=asserted))
+
+    def _hold(
+        self, schedule: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """A step that admits nobody: "no free slot", which every version knows."""
+        scheduler = self.scheduler
+        running = len(scheduler.running)
+        if not running:
+            time.sleep(HELD_IDLE_SLEEP_SECONDS)
+        saved = getattr(scheduler, self.slots)
+        paused = int(getattr(scheduler, "num_waiting_for_streaming_input", 0))
+        setattr(scheduler, self.slots, running + paused)
+        try:
+            return schedule(*args, **kwargs)
+        finally:
+            setattr(scheduler, self.slots, saved)
+
+
+def steered(base: type, serve: Callable[[Pilot], None]) -> type:
+    """``base`` with a Pilot. ``serve`` opens the socket for it; its failure leaves vLLM alone."""
+    if getattr(base, "servoscope_steered", False):
+        return base
+
+    class Steered(base):  # type: ignore[misc]  # any scheduler class vLLM picks
+        servoscope_steered = True
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._servoscope_pilot: Pilot | None = None
+            try:
+                pilot = Pilot(self)
+                serve(pilot)
+                self._servoscope_pilot = pilot
+                if pilot.off:
+                    log.warning("servoscope: knobs are off: %s", pilot.off)
+            except Exception as error:
+                log.warning("servoscope: knobs are off: %r", error)
+
+        def add_request(self, *args: Any, **kwargs: Any) -> Any:
+            if (pilot := self._servoscope_pilot) is not None:
+                pilot.before_add()
+            return super().add_request(*args, **kwargs)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            pilot = self._servoscope_pilot
+            if pilot is None or pilot.off:
+                return super().schedule(*args, **kwargs)
+            return pilot.step(super().schedule, args, kwargs)
+
+    Steered.__name__ = Steered.__qualname__ = f"Steered{base.__name__}"
+    Steered.__module__ = base.__module__
+    return Steered
+
+
+def wrap_scheduler_config(config_class: Any, serve: Callable[[Pilot], None]) -> str:
+    """Make ``config_class.get_scheduler_cls`` answer a steered class. Returns why not, or ''."""
+    original = getattr(config_class, "get_scheduler_cls", None)
+    if original is None:
+        return "SchedulerConfig.get_scheduler_cls is not there (vLLM before 0.12)"
+    if getattr(original, "servoscope", False):
+        return ""  # plug-ins are loaded in every process, sometimes twice
+
+    def get_scheduler_cls(self: Any) -> type:
+        picked: type = original(self)
+        try:
+            return steered(picked, serve)
+        except Exception as error:
+            log.warning("servoscope: knobs are off: %r", error)
+            return picked
+
+    get_scheduler_cls.servoscope = True  # type: ignore[attr-defined]
+    config_class.get_scheduler_cls = get_scheduler_cls
+    return ""
+
+
+def rank_of(scheduler: Any) -> int:
+    """Data-parallel rank of this engine core (0 without data parallelism)."""
+    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+    for name in ("data_parallel_index", "data_parallel_rank"):
+        value = getattr(parallel, name, None)
+        if isinstance(value, int):
+            return value
+    return 0
