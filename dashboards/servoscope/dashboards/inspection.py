@@ -149,5 +149,6 @@ def _one_of(values: Sequence[str], name: str) -> str:
 
 
 def _escape(value: str) -> str:
-    """A value as a regular expression inside a PromQL string: each backslash is doubled."""
-    return re.sub(r"([\\^$.|?*+(){}\[\]])", r"\\\\\1", value).replace('"', '\\"')
+    """A value as a regular expression, and that as the inside of a PromQL string."""
+    pattern = re.sub(r"([\\^$.|?*+(){}\[\]])", r"\\\1", value)
+    return pattern.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

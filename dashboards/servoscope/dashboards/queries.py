@@ -207,7 +207,7 @@ def over_threshold_ratio() -> tuple[Query, ...]:
 def budget_remaining(recorded: Recorded) -> tuple[Query, ...]:
     """Share of the error budget that the window still holds; below 0 it is overspent."""
     expr = recorded.select("slo:period_error_budget_remaining:ratio")
-    return (Query(expr=expr, legend="{{sloth_service}} {{sloth_slo}}"),)
+    return (Query(expr=expr, legend="{{service}} {{objective}}"),)
 
 
 def burn_rate(recorded: Recorded) -> tuple[Query, ...]:
@@ -215,7 +215,7 @@ def burn_rate(recorded: Recorded) -> tuple[Query, ...]:
     now = recorded.select("slo:current_burn_rate:ratio")
     hour = recorded.select("slo:sli_error:ratio_rate1h")
     budget = recorded.select("slo:error_budget:ratio")
-    key = "{{sloth_service}} {{sloth_slo}}"
+    key = "{{service}} {{objective}}"
     return (
         Query(expr=now, legend=f"5 min, {key}"),
         Query(expr=f"{hour} / on (sloth_id) group_left () {budget}", legend=f"1 h, {key}"),
