@@ -1,4 +1,4 @@
-"""Makes a small random Llama model directory: configuration, a tokenizer trained on the spot, weights.
+"""Makes a small random Llama model directory: configuration, trained tokenizer, saved weights.
 
 Runs with the engine environment's own Python (tokenizers, transformers and torch are there):
 ``python make_model.py DIRECTORY HIDDEN LAYERS``. The weights are random but saved, with a spread
@@ -13,6 +13,20 @@ import pathlib
 import sys
 import sysconfig
 
+import torch  # type: ignore[import-not-found,unused-ignore]
+from tokenizers import (  # type: ignore[import-not-found,unused-ignore]
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import (  # type: ignore[import-not-found,unused-ignore]
+    AutoConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
 VOCABULARY = 2048
 SPECIAL = ["<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>"]
 CHAT = (
@@ -23,9 +37,6 @@ CHAT = (
 
 def save_tokenizer(out: pathlib.Path) -> None:
     """Byte-level BPE trained on the standard library's own source text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -74,9 +85,6 @@ def save_config(out: pathlib.Path, hidden: int, layers: int) -> None:
 
 def save_weights(out: pathlib.Path) -> None:
     """Random weights from a fixed seed."""
-    import torch
-    from transformers import AutoConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(out)
     config.initializer_range = 0.08

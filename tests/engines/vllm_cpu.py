@@ -41,7 +41,7 @@ SERVED_NAME = "tiny"
 START_SECONDS = 240.0
 
 #: Test-only plug-in: the CPU platform switches asynchronous scheduling off; this puts it back.
-_ASYNC_PLUGIN = '''
+_ASYNC_PLUGIN = """
 def register():
     from vllm.platforms.cpu import CpuPlatform
     original = CpuPlatform.check_and_update_config.__func__
@@ -52,7 +52,7 @@ def register():
         vllm_config.scheduler_config.async_scheduling = True
     check_and_update_config.forced = True
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
-'''
+"""
 
 
 class EngineError(RuntimeError):
@@ -156,7 +156,9 @@ def _async_plugin(directory: Path) -> Path:
     (directory / "servoscope_force_async.py").write_text(_ASYNC_PLUGIN)
     info = directory / "servoscope_force_async-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: servoscope-force-async\nVersion: 1\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: servoscope-force-async\nVersion: 1\n"
+    )
     (info / "entry_points.txt").write_text(
         "[vllm.general_plugins]\nservoscope_force_async = servoscope_force_async:register\n"
     )
@@ -216,7 +218,10 @@ class VllmServer:
 
     def pids(self) -> list[int]:
         """The API server and everything it started."""
-        return [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
+        return [
+            self.pid,
+            *(child.pid for child in psutil.Process(self.pid).children(recursive=True)),
+        ]
 
     def log_tail(self, size: int = 4000) -> str:
         """Last characters of the engine's log."""

@@ -16,6 +16,7 @@ set it must name ``servoscope``.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -40,6 +41,11 @@ def _set(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
 
 
+def _vllm(module: str) -> Any:
+    """A module of vLLM, which is there because vLLM called us."""
+    return importlib.import_module(module)
+
+
 def _logs() -> None:
     """Our lines go where vLLM's go; vLLM configures only its own logger."""
     if not log.handlers and (handlers := logging.getLogger("vllm").handlers):
@@ -59,12 +65,9 @@ def register() -> None:
         from servoscope.exporters.vllm.scheduler import wrap_scheduler_config
         from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
 
-        try:
-            from vllm.config.scheduler import SchedulerConfig
-        except ImportError:
-            from vllm.config import SchedulerConfig
+        config_class = _vllm("vllm.config").SchedulerConfig
         serve = serve_knobs(run_dir(), os.environ.get(GROUP_VARIABLE) or None)
-        if why := wrap_scheduler_config(SchedulerConfig, serve):
+        if why := wrap_scheduler_config(config_class, serve):
             log.warning("servoscope: knobs are off: %s", why)
     except Exception as error:
         log.warning("servoscope: knobs are off: %r", error)
@@ -78,10 +81,6 @@ def _feed(vllm_config: Any, rank: int) -> StatsFeed | None:
     _FEEDS[pid] = None
     _logs()
     try:
-        from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.engine.output_processor import OutputProcessor
-        from vllm.v1.metrics.stats import IterationStats
-
         from servoscope.exporters.paths import run_dir
         from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
         from servoscope.exporters.vllm.stats_feed import observe
@@ -91,7 +90,11 @@ def _feed(vllm_config: Any, rank: int) -> StatsFeed | None:
             rank,
             run_dir(),
             os.environ.get(GROUP_VARIABLE) or None,
-            (OutputProcessor, IterationStats, AsyncLLM),
+            (
+                _vllm("vllm.v1.engine.output_processor").OutputProcessor,
+                _vllm("vllm.v1.metrics.stats").IterationStats,
+                _vllm("vllm.v1.engine.async_llm").AsyncLLM,
+            ),
             may_bypass=_set(BENCH_VARIABLE),
         )
     except Exception as error:
@@ -109,9 +112,9 @@ def _stat_logger_class() -> type:
     if disabled and "--disable-log-stats" in sys.argv:
         # A stat logger, even an idle one, makes vLLM gather statistics that were switched off.
         raise AttributeError(f"{DISABLE_VARIABLE} is set and so is --disable-log-stats: not loaded")
-    from vllm.v1.metrics.loggers import StatLoggerBase
+    base = _vllm("vllm.v1.metrics.loggers").StatLoggerBase
 
-    class StatLogger(StatLoggerBase):  # type: ignore[misc]
+    class StatLogger(base):  # type: ignore[misc]
         """One a rank. Records come from the hooks; this tells them rank and queue length."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
