@@ -1,0 +1,317 @@
+"""A real vLLM, our plug-in, sidecar and collector, against the client's own truth.
+
+One engine serves all tests of this module, in order: numbers, overview, knobs, restart. Figures are
+printed (`pytest -s` or the report of a failure shows them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servoscope.exporters.records import Outcome
+from servoscope.lab.client import Limits, run_closed
+from servoscope.lab.plan import mixed_plan
+from servoscope.lab.request import Observed
+
+from engines.product import Product, Series, fetch, wait_for
+from engines.vllm_cpu import VllmServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+TOKENS = range(10, 2000)
+REQUESTS = 300
+TOLERANCE_RATIO, TOLERANCE_SECONDS = 0.10, 0.010
+
+
+def plan(count: int, seed: int, **options: Any) -> Any:
+    """Four request types with shared prefixes."""
+    return mixed_plan(
+        count, seed=seed, model="tiny", vocabulary=TOKENS, request_id_prefix=f"e2e{seed}", **options
+    )
+
+
+def run(url: str, requests: Any, concurrency: int = 4) -> list[Observed]:
+    """Send them; the client's truth."""
+    return asyncio.run(run_closed(url, requests, concurrency, limits=Limits(total_seconds=600)))
+
+
+def close(ours: float, truth: float) -> bool:
+    """Within 10 % or 10 ms, whichever is more."""
+    return abs(ours - truth) <= max(TOLERANCE_RATIO * truth, TOLERANCE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[VllmServer]:
+    with VllmServer(knobs=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def product(
+    engine: VllmServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Product]:
+    # No warm-up: the engine is younger than a minute, and its requests shall count.
+    with Product(
+        home=tmp_path_factory.mktemp("product"),
+        engine_url=engine.url,
+        run_dir=engine.run_dir,
+        config="sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1}\n",
+    ) as product:
+        wait_for(lambda: product.source_states()["plugin"] in ("ok", "idle"), 30)
+        yield product
+
+
+def _engine_counter(engine: VllmServer, name: str) -> float:
+    return Series.read(fetch(f"{engine.url}/metrics")).total(name)
+
+
+def test_every_request_is_counted_and_true(engine: VllmServer, product: Product) -> None:
+    run(engine.url, plan(8, seed=1))  # engine warm-up: kernels, allocator
+    wait_for(lambda: product.metrics().total("servoscope_requests_total") == 8, 30)
+    before = product.metrics()
+    hits_before = _engine_counter(engine, "vllm:prefix_cache_hits_total")
+    queries_before = _engine_counter(engine, "vllm:prefix_cache_queries_total")
+
+    seen = run(engine.url, plan(REQUESTS, seed=2))
+    assert all(o.outcome in (Outcome.COMPLETED, Outcome.LENGTH) for o in seen)
+    wait_for(
+        lambda: product.metrics().total("servoscope_requests_total") >= 8 + REQUESTS, 60
+    )
+    time.sleep(3)  # a scrape later the engine's own counters are in too; nothing may be added
+    after = product.metrics()
+
+    def added(name: str, **labels: str) -> float:
+        return after.total(name, **labels) - before.total(name, **labels)
+
+    assert added("servoscope_requests_total", source="plugin") == REQUESTS
+    assert added("servoscope_requests_total") == REQUESTS
+    assert added("servoscope_prompt_tokens_sum") == sum(o.prompt_tokens or 0 for o in seen)
+    assert added("servoscope_output_tokens_sum") == sum(o.output_tokens or 0 for o in seen)
+    assert added("servoscope_cached_tokens_sum") == sum(o.cached_tokens or 0 for o in seen)
+
+    hits = _engine_counter(engine, "vllm:prefix_cache_hits_total") - hits_before
+    queries = _engine_counter(engine, "vllm:prefix_cache_queries_total") - queries_before
+    assert hits > 0
+    ours = added("servoscope_kv_hit_tokens_total") / added("servoscope_kv_query_tokens_total")
+    assert ours == hits / queries
+
+    rows = _records(product, seed=2)
+    assert len(rows) == REQUESTS
+    truth_ttft = statistics.median(o.ttft_seconds for o in seen if o.ttft_seconds is not None)
+    truth_tpot = statistics.median(o.tpot_seconds for o in seen if o.tpot_seconds is not None)
+    ttft = statistics.median(r["time_to_first_token_seconds"] for r in rows)
+    tpot = statistics.median(
+        r["time_per_output_token_seconds"]
+        for r in rows
+        if r["time_per_output_token_seconds"] is not None
+    )
+    print(
+        f"\n{REQUESTS} requests: TTFT p50 {ttft * 1e3:.1f} ms (client {truth_ttft * 1e3:.1f}), "
+        f"TPOT p50 {tpot * 1e3:.2f} ms (client {truth_tpot * 1e3:.2f}), "
+        f"KV hit {ours:.4f} (engine {hits / queries:.4f})"
+    )
+    assert close(ttft, truth_ttft), (ttft, truth_ttft)
+    assert close(tpot, truth_tpot), (tpot, truth_tpot)
+    types = {r["request_type"] for r in rows}
+    assert len(types) >= 2  # by length quadrants: the plug-in sees no headers
+    assert {r["streaming"] for r in rows} == {True}
+
+
+def _records(product: Product, seed: int) -> list[dict[str, Any]]:
+    """Records of one plan as the collector keeps them."""
+
+    def read() -> list[dict[str, Any]]:
+        url = f"{product.collector_url}/api/v1/records?limit=1000"
+        rows = json.loads(fetch(url))["records"]
+        return [r for r in rows if f"e2e{seed}-" in r["request_id"]]
+
+    def settled() -> list[dict[str, Any]] | None:
+        first = read()
+        time.sleep(1.5)
+        second = read()
+        return second if second and len(first) == len(second) else None
+
+    found: list[dict[str, Any]] = wait_for(settled, 30)
+    return found
+
+
+def test_overview_adds_up(engine: VllmServer, product: Product) -> None:
+    rows = product.overview()["rows"]
+    counted = sum(r["requests"] for r in rows)
+    assert counted == product.metrics().total("servoscope_requests_total")
+    for row in rows:
+        assert row["gpu_model"] == "none"
+        assert row["model_name"] == "tiny"
+        assert row["time_to_first_token_seconds"]["p50"] > 0
+        assert row["queue_seconds"]["p99"] >= 0
+        assert 0 <= row["kv_hit_ratio"] <= 1
+        assert 0 <= row["goodput_ratio"] <= 1
+    assert len({r["model_version"] for r in rows}) == 1
+    assert rows[0]["model_version"] != "unknown"
+
+
+def test_disconnects_are_counted_once(engine: VllmServer, product: Product) -> None:
+    before = product.metrics().values("servoscope_requests_total", "outcome")
+    seen = run(engine.url, plan(40, seed=3, abort_share=0.5))
+    left = sum(o.outcome in (Outcome.CANCELLED, Outcome.CLIENT_DISCONNECT) for o in seen)
+    assert left >= 10
+
+    def counted() -> dict[str, float]:
+        now = product.metrics().values("servoscope_requests_total", "outcome")
+        return {k: v - before.get(k, 0) for k, v in now.items() if v != before.get(k, 0)}
+
+    wait_for(lambda: sum(counted().values()) >= 40 - left, 30)
+    time.sleep(3)
+    found = counted()
+    print(f"\nclient: {left} left of 40; ours: {found}")
+    # A client may leave before vLLM has seen the request at all: then nobody in the engine knows.
+    assert 40 - left <= sum(found.values()) <= 40
+    assert found.get("length", 0) + found.get("completed", 0) >= 40 - left
+    assert product.metrics().total("servoscope_requests_in_flight") == 0
+
+
+def _step_max(product: Product, seconds: float, load: Any) -> float:
+    """Most tokens in one step while ``load`` runs."""
+    peak = 0.0
+    end = time.monotonic() + seconds
+    worker = threading.Thread(target=load)
+    worker.start()
+    while worker.is_alive() and time.monotonic() < end:
+        peak = max(peak, product.metrics().total("servoscope_step_tokens_max"))
+        time.sleep(0.5)
+    worker.join()
+    time.sleep(2.5)
+    return max(peak, product.metrics().total("servoscope_step_tokens_max"))
+
+
+def test_knob_through_the_cli_is_live_audited_and_reverts(
+    engine: VllmServer, product: Product
+) -> None:
+    results: list[Observed] = []
+
+    def load() -> None:
+        long_prompts = mixed_plan(
+            16, seed=int(time.time()), model="tiny", vocabulary=TOKENS, shared_share=0.0
+        )
+        results.extend(run(engine.url, long_prompts, concurrency=12))
+
+    assert _step_max(product, 60, load) > 1024
+    done = product.run("knobs", engine.url, "set", "chunk_tokens=256")
+    assert done.returncode == 0, done.stderr
+    assert "applied: chunk_tokens=256" in done.stdout
+    time.sleep(2.5)  # the peak of before is read once
+    peak = _step_max(product, 90, load)
+    print(f"\nchunk_tokens=256: most tokens in a step {peak:g}")
+    assert 0 < peak <= 256
+    assert all(o.outcome in (Outcome.COMPLETED, Outcome.LENGTH) for o in results)
+    audit = (product.home / "state" / "audit.jsonl").read_text().splitlines()
+    assert any("chunk_tokens" in line for line in audit)
+    refused = product.run("knobs", engine.url, "set", "chunk_tokens=100000")
+    assert refused.returncode == 1
+    assert "chunk_tokens" in refused.stderr
+
+    product.kill_sidecar()
+    killed = time.monotonic()
+    product.start_sidecar()
+    wait_for(
+        lambda: product.metrics().total("servoscope_knob_value", knob="chunk_tokens") == 2048,
+        40,
+        pause=0.5,
+    )
+    print(f"back at 2048 after {time.monotonic() - killed:.1f} s")
+    assert time.monotonic() - killed <= 35
+
+
+def test_engine_killed_and_restarted_under_load(engine: VllmServer, product: Product) -> None:
+    first = product.metrics()
+    lost: list[Observed] = []
+
+    def load() -> None:
+        lost.extend(run(engine.url, plan(24, seed=6), concurrency=8))
+
+    worker = threading.Thread(target=load)
+    worker.start()
+    time.sleep(2)
+    engine.kill()
+    worker.join()
+    assert any(o.outcome is Outcome.ERROR for o in lost)
+    wait_for(lambda: product.metrics().total("servoscope_engine_up") == 0, 30)
+    engine.start()
+    wait_for(lambda: product.metrics().total("servoscope_engine_up") == 1, 30)
+    wait_for(lambda: product.source_states()["plugin"] in ("ok", "idle"), 30)
+    before = product.metrics()
+    assert before.total("servoscope_engine_restarts_total") == 1
+    seen = run(engine.url, plan(16, seed=7))
+    assert len(seen) == 16
+    wait_for(
+        lambda: (
+            product.metrics().total("servoscope_requests_total")
+            >= before.total("servoscope_requests_total") + 16
+        ),
+        30,
+    )
+    last = product.metrics()
+    went_back = [
+        (name, labels, value)
+        for name, labels, value in first.samples
+        if name.startswith("servoscope_")
+        and name.endswith(("_total", "_count", "_sum", "_bucket"))
+        and (now := _same(last, name, labels)) is not None
+        and now < value
+    ]
+    assert went_back == []
+
+
+def _same(series: Series, name: str, labels: Any) -> float | None:
+    return next((v for n, found, v in series.samples if n == name and found == labels), None)
+
+
+class TestTap:
+    """An engine that was started earlier, with nothing of ours in it."""
+
+    @pytest.fixture(scope="class")
+    def plain(self) -> Iterator[VllmServer]:
+        with VllmServer(plugin=False) as server:
+            yield server
+
+    @pytest.mark.root
+    def test_tap_gives_the_clients_numbers(self, plain: VllmServer, tmp_path: Path) -> None:
+        run(plain.url, plan(8, seed=11))
+        with Product(
+            home=tmp_path,
+            engine_url=plain.url,
+            run_dir=tmp_path / "run",
+            config="sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1}\n",
+        ) as product:
+            assert product.source_states()["tap"] in ("ok", "idle")
+            seen = run(plain.url, plan(100, seed=12))
+            wait_for(lambda: product.metrics().total("servoscope_requests_total") >= 100, 30)
+            time.sleep(2)
+            metrics = product.metrics()
+            assert metrics.total("servoscope_requests_total", source="tap") == 100
+            assert metrics.total("servoscope_requests_total") == 100
+            rows = [
+                r
+                for r in json.loads(fetch(f"{product.collector_url}/api/v1/records?limit=1000"))[
+                    "records"
+                ]
+                if r["time_to_first_token_seconds"] is not None
+            ]
+            truth_ttft = statistics.median(o.ttft_seconds or 0 for o in seen)
+            truth_tpot = statistics.median(o.tpot_seconds or 0 for o in seen)
+            ttft = statistics.median(r["time_to_first_token_seconds"] for r in rows)
+            tpot = statistics.median(r["time_per_output_token_seconds"] for r in rows)
+            print(
+                f"\ntap: TTFT p50 {ttft * 1e3:.1f} ms (client {truth_ttft * 1e3:.1f}), "
+                f"TPOT p50 {tpot * 1e3:.2f} ms (client {truth_tpot * 1e3:.2f})"
+            )
+            assert close(ttft, truth_ttft)
+            assert close(tpot, truth_tpot)
+            assert {r["request_type"] for r in rows} == {"chat", "summarise", "generate", "rag"}
