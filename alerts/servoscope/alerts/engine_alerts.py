@@ -59,7 +59,11 @@ def engine_stalled(settings: RuleSettings) -> Rule:
         )
 
     def silent(window: str) -> str:
-        return f"and {_ON}\n    sum {_BY} (increase({tokens}[{window}])) == 0"
+        # A counter younger than the window has not had the time to be silent for it.
+        return (
+            f"and {_ON}\n    sum {_BY} (increase({tokens}[{window}])) == 0\n"
+            f"    and {_ON}\n    sum {_BY} ({tokens} offset {window} >= 0) >= 0"
+        )
 
     # A long prompt is computed in chunks for minutes before its first token: tokens scheduled are
     # progress too, where the plug-in counts them, but not for ever.
@@ -69,7 +73,6 @@ def engine_stalled(settings: RuleSettings) -> Rule:
         f"    unless {_ON}\n    sum {_BY} (increase({scheduled}[{short}])) > 0\n"
         "  )\n  or\n  (\n"
         f"    {busy(long)}\n    {silent(long)}\n"
-        f"    and {_ON}\n    sum {_BY} ({running} offset {long} >= 0) > 0\n"
         "  )\n)\n"
         # Counters that stand still because nobody can read them prove nothing.
         f"unless {_ON} max {_BY} ({up}) == 0\n"
