@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
     from servoscope.collector.migrations import Migration
 
-__all__ = ["StoreError", "StoreLockedError", "open_database"]
+__all__ = [
+    "StoreError",
+    "StoreLockedError",
+    "first_line",
+    "has_bad_block",
+    "move_aside",
+    "open_database",
+]
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +53,20 @@ class StoreError(Exception):
 
 class StoreLockedError(StoreError):
     """Another process owns the file."""
+
+
+def has_bad_block(error: duckdb.Error) -> bool:
+    """Whether ``error`` says that a block of the open file does not have its checksum.
+
+    Blocks are read when they are needed, so this can come long after the file was opened.
+    """
+    return "does not match stored checksum" in str(error)
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, bounded, for messages of one line."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
 
 
 def open_database(
@@ -79,7 +100,7 @@ def open_database(
             connection = _connect(path, settings, migrations, now)
         except duckdb.Error as error:
             _classify(path, error)
-            _move_aside(path, error, now)
+            move_aside(path, error, now)
         else:
             path.chmod(0o600)
             return connection
@@ -114,11 +135,14 @@ def _classify(path: Path, error: duckdb.Error) -> None:
         ) from error
     damaged = isinstance(error, _DAMAGE_KINDS) or any(part in text for part in _DAMAGE)
     if not damaged:
-        raise StoreError(f"database: cannot open {path}: {text.strip()[:500]}") from error
+        raise StoreError(f"database: cannot open {path}: {first_line(error)}") from error
 
 
-def _move_aside(path: Path, error: duckdb.Error, now: float) -> None:
-    """Rename what is damaged: the write-ahead log alone when only that is, else both files."""
+def move_aside(path: Path, error: duckdb.Error, now: float) -> None:
+    """Rename what is damaged: the write-ahead log alone when only that is, else both files.
+
+    Nothing may have the file open. Raises StoreError when it cannot be renamed.
+    """
     wal = path.with_name(path.name + ".wal")
     only_wal = "WAL" in str(error) and wal.exists()
     for damaged in (wal,) if only_wal else (wal, path):
@@ -134,7 +158,7 @@ def _move_aside(path: Path, error: duckdb.Error, now: float) -> None:
         log.error(
             "%s is damaged (%s); moved to %s, and going on without it",
             damaged,
-            str(error).strip().splitlines()[0][:300],
+            first_line(error),
             target,
         )
 

@@ -1,8 +1,8 @@
 """Counts of prompt and output lengths on one fixed grid: what drift is judged on.
 
 Bucket ``i`` holds the whole numbers n with 2^(i/4) <= n < 2^((i+1)/4): four buckets an octave from
-1 to 2^20 tokens, 80 in all, none wider than 19 %. Length 0 counts in bucket 0, 2^20 and more in the
-last. Few small integers fall between close edges, so buckets 1, 2, 3, 5 and 7 stay empty.
+1 to 2^20 tokens, 80 in all, 19 % wide but for rounding to whole numbers. Length 0 counts in bucket
+0, 2^20 and more in the last. No whole number falls into buckets 1, 2, 3, 5 and 7.
 Counts on one grid can be added over engines and hours; quantile sketches cannot be compared so.
 """
 

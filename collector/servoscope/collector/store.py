@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import numpy as np
 
-from servoscope.collector.database import StoreError, StoreLockedError, open_database
-from servoscope.collector.lengths import EDGES
-from servoscope.exporters.records import WIRE_FIELDS
+from servoscope.collector.database import (
+    StoreError,
+    StoreLockedError,
+    first_line,
+    has_bad_block,
+    move_aside,
+    open_database,
+)
+from servoscope.collector.rows import add_verdicts, arrays, insert_statement, see_sidecar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +73,7 @@ class Store:
         self.path = path
         self._memory_limit_mebibytes = memory_limit_mebibytes
         self._threads = threads
+        self._bad_block: duckdb.Error | None = None  # found by a reader; the writer acts on it
         self._local = threading.local()
         self._lock = threading.Lock()  # guards _generation and _cursors
         self._open(now)
@@ -80,7 +87,7 @@ class Store:
         )
         self._generation = object()  # readers drop cursors of an earlier opening
         self._cursors: list[duckdb.DuckDBPyConnection] = []  # one a reading thread
-        self._insert_sql, self._types = _insert_statement(self._db)
+        self._insert_sql, self._types = insert_statement(self._db)
 
     def close(self) -> None:
         """Write everything to the main file and let go of it."""
@@ -92,15 +99,16 @@ class Store:
 
     def _let_go(self) -> None:
         # A database lives on while one cursor of it does, and opening the path gives it back.
-        for cursor in self._cursors:
-            cursor.interrupt()
-            cursor.close()
-        self._db.close()
+        for connection in (*self._cursors, self._db):
+            with suppress(duckdb.ConnectionException):  # closed already
+                connection.interrupt()
+                connection.close()
 
     # ---- writing: one thread -------------------------------------------------------------------
 
     def insert(self, batch: Batch, judgement: Judgement, now: float) -> Inserted:
         """Store a batch and its key in one transaction, unless the key is stored already."""
+        self._replace_bad_file(now)
         try:
             known = self._db.execute(
                 "SELECT accepted FROM batches WHERE sidecar_id = ? AND epoch = ? AND seq = ?",
@@ -108,17 +116,17 @@ class Store:
             ).fetchone()
             if known is not None:
                 return Inserted(int(known[0]), duplicate=True)
-            incoming = _arrays(batch, self._types, judgement.meets, now) if len(batch) else None
+            incoming = arrays(batch, self._types, judgement.meets, now) if len(batch) else None
             self._transaction(batch, incoming, judgement.tallies, now)
         except duckdb.Error as error:
             self._recover(error, now)
-            raise StoreError(f"cannot store a batch: {_first_line(error)}") from error
+            raise StoreError(f"cannot store a batch: {first_line(error)}") from error
         return Inserted(len(batch), duplicate=False)
 
     def _transaction(
         self,
         batch: Batch,
-        incoming: dict[str, np.ndarray[Any, Any]] | None,
+        incoming: dict[str, Any] | None,
         tallies: Mapping[tuple[int, str, str], Tally],
         now: float,
     ) -> None:
@@ -129,14 +137,15 @@ class Store:
         if incoming is not None:
             db.execute(self._insert_sql)
         db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", [*batch.key, len(batch), now])
-        _add_verdicts(db, tallies)
-        _see_sidecar(db, batch, now)
+        add_verdicts(db, tallies)
+        see_sidecar(db, batch, now)
         db.execute("COMMIT")
         if incoming is not None:
             db.unregister("incoming")
 
     def retain(self, rule: Retention, now: float) -> Removed:
         """Delete what is too old, and the oldest tenth of the records while the file is too big."""
+        self._replace_bad_file(now)
         try:
             by_age = self._delete("requests", "at_unix_seconds", now - rule.records_seconds)
             self._delete("verdicts", "minute_unix_seconds", now - rule.verdicts_seconds)
@@ -147,7 +156,7 @@ class Store:
                 self._db.execute("CHECKPOINT")
         except duckdb.Error as error:
             self._recover(error, now)
-            raise StoreError(f"cannot delete old records: {_first_line(error)}") from error
+            raise StoreError(f"cannot delete old records: {first_line(error)}") from error
         return Removed(by_age=by_age, by_size=by_size)
 
     def used_bytes(self) -> int:
@@ -177,11 +186,26 @@ class Store:
         try:
             self._db.execute("ROLLBACK")
         except duckdb.TransactionException:
-            return  # there was none
+            pass  # there was none
         except duckdb.Error:
-            log.exception("the database gave up (%s); opening it again", _first_line(error))
+            log.exception("the database gave up (%s); opening it again", first_line(error))
+            self._reopen(now)
+        if has_bad_block(error):
+            self._bad_block = error
+            self._replace_bad_file(now)
+
+    def _reopen(self, now: float) -> None:
+        with self._lock:
+            self._let_go()
+            self._open(now)
+
+    def _replace_bad_file(self, now: float) -> None:
+        """Go on with an empty file once a block was found that cannot be read."""
+        error, self._bad_block = self._bad_block, None
+        if error is not None:
             with self._lock:
                 self._let_go()
+                move_aside(self.path, error, now)
                 self._open(now)
 
     # ---- reading: any thread -------------------------------------------------------------------
@@ -199,7 +223,9 @@ class Store:
         except duckdb.InterruptException as error:
             raise StoreError(f"the question took more than {timeout_seconds:g} s") from error
         except duckdb.Error as error:
-            raise StoreError(f"cannot read: {_first_line(error)}") from error
+            if has_bad_block(error):
+                self._bad_block = error
+            raise StoreError(f"cannot read: {first_line(error)}") from error
         finally:
             alarm.cancel()
 
@@ -211,83 +237,3 @@ class Store:
                 self._cursors.append(self._local.cursor)
         cursor: duckdb.DuckDBPyConnection = self._local.cursor
         return cursor
-
-
-# ---- SQL of one batch --------------------------------------------------------------------------
-
-
-def _insert_statement(db: duckdb.DuckDBPyConnection) -> tuple[str, dict[str, str]]:
-    """The INSERT from the registered arrays, and the SQL type of each column of ``requests``."""
-    types = {str(r[0]): str(r[1]) for r in db.execute("DESCRIBE requests").fetchall()}
-    # Arrays of numbers say "not known" as NaN (numpy has no NULL); SQL says it as NULL again.
-    values = [
-        f"nullif({name}, 'nan'::DOUBLE)::{kind}" if _is_number(kind) else f"{name}::{kind}"
-        for name, kind in types.items()
-    ]
-    names = ", ".join(types)
-    sql = f"INSERT INTO requests ({names}) SELECT {', '.join(values)} FROM incoming"  # noqa: S608
-    return sql, types
-
-
-def _is_number(kind: str) -> bool:
-    return kind in ("DOUBLE", "BIGINT", "INTEGER")
-
-
-def _arrays(
-    batch: Batch, types: Mapping[str, str], meets: Sequence[bool | None], now: float
-) -> dict[str, np.ndarray[Any, Any]]:
-    """The batch as one array a column of the table."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for name in WIRE_FIELDS:
-        values: Any = batch.columns[name]
-        if name in ("source", "outcome", "phase"):
-            values = [member.value for member in values]
-        number = _is_number(types[name])
-        arrays[name] = np.array(values, dtype=np.float64 if number else object)
-    finished = arrays["finished_unix_seconds"]
-    arrays["at_unix_seconds"] = np.where(np.isnan(finished), now, finished)
-    arrays["sidecar_id"] = np.full(len(batch), batch.sidecar_id, dtype=object)
-    arrays["meets_all"] = np.array(meets, dtype=object)
-    arrays["input_bucket"] = _buckets(arrays["prompt_tokens"])
-    arrays["output_bucket"] = _buckets(arrays["output_tokens"])
-    return arrays
-
-
-def _buckets(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """``lengths.bucket_of`` for a whole column; NaN stays NaN."""
-    found = np.maximum(np.searchsorted(EDGES, tokens, side="right") - 1, 0)
-    return np.where(np.isnan(tokens), np.nan, found)
-
-
-def _add_verdicts(
-    db: duckdb.DuckDBPyConnection, tallies: Mapping[tuple[int, str, str], Tally]
-) -> None:
-    if not tallies:
-        return
-    rows = [(*key, t.good, t.total, t.over, t.censored) for key, t in tallies.items()]
-    marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(rows))
-    db.execute(
-        f"INSERT INTO verdicts VALUES {marks} "  # noqa: S608 - only question marks
-        "ON CONFLICT DO UPDATE SET good = good + excluded.good, total = total + excluded.total, "
-        "over = over + excluded.over, censored = censored + excluded.censored",
-        [value for row in rows for value in row],
-    )
-
-
-def _see_sidecar(db: duckdb.DuckDBPyConnection, batch: Batch, now: float) -> None:
-    server, engine = (
-        batch.columns[name][-1] if len(batch) else "" for name in ("server", "engine")
-    )
-    db.execute(
-        "INSERT INTO sidecars VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-        "server = if(excluded.server = '', server, excluded.server), "
-        "engine = if(excluded.engine = '', engine, excluded.engine), "
-        "last_seen_unix_seconds = excluded.last_seen_unix_seconds, "
-        "records = records + excluded.records",
-        [batch.sidecar_id, server, engine, now, len(batch)],
-    )
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__
