@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 
-from servoscope.exporters import gpu
+from servoscope.exporters.gpu import gpu_model_of, read_gpus
 from servoscope.exporters.paths import run_dir
 from servoscope.sidecar import model, processes
 from servoscope.sidecar.processes import ServerProcess
@@ -229,7 +229,7 @@ def describe(base: str, host: str, port: int, answers: Answers, flag: str | None
         version=answers.version,
         model_name=name or "unknown",
         model_version=model.model_version(flag, argv, answers.reported, hashed),
-        gpu_model=gpu.gpu_model_of(pids, gpu.read_gpus()) if pids else "none",
+        gpu_model=gpu_model_of(pids, read_gpus()) if pids else "none",
         pids=pids,
         uid=main.uid if main else None,
         start_unix_seconds=main.start_unix_seconds if main else None,

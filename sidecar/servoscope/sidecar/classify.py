@@ -84,15 +84,18 @@ class Classifier:
 
 
 def _conditions(rule: TypeRule) -> tuple[Callable[[RequestRecord], bool], ...]:
-    conditions: list[Callable[[RequestRecord], bool]] = []
-    for name in ("endpoint", "model_name", "tenant"):
-        if (pattern := getattr(rule, name)) is not None:
-            conditions.append(_matches(name, pattern))
+    conditions = [
+        _matches(name, pattern)
+        for name in ("endpoint", "model_name", "tenant")
+        if (pattern := getattr(rule, name)) is not None
+    ]
     if rule.streaming is not None:
         conditions.append(lambda record: record.streaming is rule.streaming)
-    for name in ("prompt_tokens", "output_tokens", "max_output_tokens"):
-        if (bounds := getattr(rule, name)) is not None:
-            conditions.append(_within(name, *bounds))
+    conditions += [
+        _within(name, *bounds)
+        for name in ("prompt_tokens", "output_tokens", "max_output_tokens")
+        if (bounds := getattr(rule, name)) is not None
+    ]
     return tuple(conditions)
 
 

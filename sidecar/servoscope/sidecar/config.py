@@ -136,6 +136,7 @@ class SidecarConfig:
     relay: str | None = None  # HOST:PORT to listen on; None: no relay
 
     collector_url: str = "http://127.0.0.1:9780"  # empty: records stay here
+    collector_token_file: str = ""  # file with the collector's bearer token, where it wants one
     push_queue_records: int = 20_000
     push_batch_records: int = 1_000
     push_interval_seconds: float = 1.0

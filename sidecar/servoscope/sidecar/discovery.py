@@ -26,7 +26,7 @@ _LIKELY = re.compile(
 _NEVER = re.compile(r"servoscope[ .]+(sidecar|collector|up|cli)|jupyter|ipykernel|pytest-xdist")
 _PROBE_SECONDS = 3.0
 _MAX_PORTS = 64
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - what others listen on
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
 
 
 def looks_like_a_server(argv: Sequence[str]) -> bool:

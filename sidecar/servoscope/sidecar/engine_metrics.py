@@ -94,6 +94,17 @@ class EngineMetrics:
             if m.name.startswith("reported_"):
                 self._registry.histogram(m.name).clear()
 
+    def forget_identity(self) -> None:
+        """Another model, version or GPU: what was counted under the old labels ends."""
+        self._counters, self._histograms = Totals(), Totals()
+        for m in _ENGINE.values():
+            if m.labels[: len(FLEET)] != FLEET:
+                continue
+            if m.kind is Kind.HISTOGRAM:
+                self._registry.histogram(m.name).clear()
+            else:
+                self._registry.family(m.name).clear()
+
     def _labels(self, name: str, labels: tuple[tuple[str, str], ...]) -> Labels:
         given = dict(labels)
         identity = self.identity

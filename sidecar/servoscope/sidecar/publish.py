@@ -129,8 +129,7 @@ class Family:
     def raise_to(self, labels: Labels, total: float) -> None:
         """Follow a total that only grows, kept elsewhere; a lower one is ignored."""
         series = self.series(labels)
-        if total > series.value:
-            series.value = total
+        series.value = max(series.value, total)
 
     def get(self, labels: Labels) -> float | None:
         """The value of a series, or ``None`` when there is none."""

@@ -42,10 +42,12 @@ class Answer:
 Post = Callable[[bytes], Awaitable[str]]
 
 
-def http_post(session: aiohttp.ClientSession, collector_url: str) -> Post:
+def http_post(session: aiohttp.ClientSession, collector_url: str, token: str = "") -> Post:
     """Send one gzip-compressed JSON batch to ``collector_url``/api/v1/records."""
     url = collector_url.rstrip("/") + "/api/v1/records"
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
 
     async def post(body: bytes) -> str:

@@ -148,7 +148,7 @@ class ScrapeState:
         """Seconds to the next try: doubled for each failure in a row, longer for slow answers."""
         slow = (self._read_seconds or 0.0) / self._cost_ratio
         wanted = max(self._interval, 0.0 if self._failures else slow)
-        return min(wanted * 2 ** min(self._failures, 16), self._max_interval)
+        return min(wanted * float(2 ** min(self._failures, 16)), self._max_interval)
 
     def _tried(self, fetched: Fetched, now: float) -> None:
         if self._first_try is None:

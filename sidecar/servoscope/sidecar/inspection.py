@@ -1,0 +1,153 @@
+"""What ``servoscope inspect`` shows: the engine, its processes and GPUs, sources, knobs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from servoscope.exporters.engines import parser_for
+from servoscope.exporters.gpu import read_gpus
+from servoscope.exporters.records import Source, SourceState, SourceStatus
+from servoscope.exporters.vllm.knobs import KnobGroup, describe, find_knob_sockets
+from servoscope.exporters.vllm.requests import find_stats_sockets
+from servoscope.sidecar import plugin_source, scrape
+from servoscope.sidecar.attach import attach
+from servoscope.sidecar.control import NO_KNOBS
+from servoscope.sidecar.host_metrics import gpus_of, process_rows
+from servoscope.sidecar.tap.source import tap_missing
+
+if TYPE_CHECKING:
+    from servoscope.exporters.records import GpuSample, Knob
+    from servoscope.sidecar.attach import Target
+    from servoscope.sidecar.config import SidecarConfig
+
+__all__ = ["inspect_url", "payload"]
+
+SLI_ABSENT = (
+    "no source sees single requests: SLI counters, goodput and request types are absent; "
+    "what the engine itself counts is published, marked source=scrape"
+)
+
+
+def payload(
+    target: Target,
+    *,
+    processes: Iterable[dict[str, Any]],
+    gpus: Iterable[GpuSample],
+    sources: Iterable[SourceStatus],
+    knobs: Sequence[Knob],
+    in_force: Source | None,
+    knobs_why: str = "",
+) -> dict[str, Any]:
+    """Plain JSON values. ``in_force``: whose requests count, ``None`` when nobody looks."""
+    return {
+        "engine": target.engine,
+        "version": target.version,
+        "server": target.server,
+        "url": target.url,
+        "model_name": target.model_name,
+        "model_version": target.model_version,
+        "gpu_model": target.gpu_model,
+        "start_unix_seconds": target.start_unix_seconds,
+        "processes": list(processes),
+        "gpus": [{"index": g.index, "gpu_model": g.gpu_model, "uuid": g.uuid} for g in gpus],
+        "requests_from": None if in_force is None else in_force.value,
+        "absent": [SLI_ABSENT] if in_force is Source.SCRAPE else [],
+        "sources": [
+            {
+                "source": s.source.value,
+                "state": s.state.value,
+                "detail": s.detail,
+                "blind_to": list(s.blind_to),
+                "last_success_unix_seconds": s.last_success_unix_seconds,
+                "read_seconds": s.read_seconds,
+            }
+            for s in sources
+        ],
+        "knobs": [k.as_json() for k in knobs],
+        "knobs_why": knobs_why,
+    }
+
+
+async def inspect_url(
+    url: str, config: SidecarConfig, *, engine: str | None = None
+) -> dict[str, Any]:
+    """Look once at the server at ``url`` without a sidecar; changes nothing there.
+
+    Raises AttachError.
+    """
+    target = await attach(url, engine=engine or config.engine, model_version=config.model_version)
+    knobs, why = await _knobs(target)
+    samples = await asyncio.to_thread(read_gpus)
+    return payload(
+        target,
+        processes=await asyncio.to_thread(process_rows, target),
+        gpus=gpus_of(target, samples),
+        sources=[
+            _plugin(target),
+            _tap(target, config),
+            _relay(config),
+            await _scrape(target, config),
+        ],
+        knobs=knobs,
+        in_force=None,
+        knobs_why=why,
+    )
+
+
+async def _knobs(target: Target) -> tuple[list[Knob], str]:
+    paths = find_knob_sockets(target.run_dirs, target.pids)
+    if not paths:
+        return describe([]) if target.engine == "vllm" else [], NO_KNOBS
+    try:
+        async with asyncio.timeout(5.0):
+            group = await KnobGroup.connect(paths)
+            try:
+                return list(describe(await group.get())), ""
+            finally:
+                with contextlib.suppress(OSError):
+                    await group.aclose()
+    except (OSError, TimeoutError, RuntimeError) as error:
+        return [], f"the engine's knobs do not answer: {error or type(error).__name__}"
+
+
+def _plugin(target: Target) -> SourceStatus:
+    found = find_stats_sockets(target.run_dirs, target.pids)
+    detail = f"the engine has it: {found[0]}" if found else plugin_source.INSTALL_HINT
+    state = SourceState.IDLE if found else SourceState.OFF
+    return SourceStatus(
+        source=Source.PLUGIN, state=state, detail=detail, blind_to=plugin_source.BLIND_TO
+    )
+
+
+def _tap(target: Target, config: SidecarConfig) -> SourceStatus:
+    why = "off in the settings" if config.tap == "off" else tap_missing(target.host, target.port)
+    return SourceStatus(source=Source.TAP, detail=why or "possible: a sidecar would use it")
+
+
+def _relay(config: SidecarConfig) -> SourceStatus:
+    return SourceStatus(source=Source.RELAY, detail=config.relay or "not configured")
+
+
+async def _scrape(target: Target, config: SidecarConfig) -> SourceStatus:
+    state = scrape.ScrapeState(interval_seconds=5.0, max_interval_seconds=60.0, cost_ratio=0.05)
+    async with aiohttp.ClientSession(trust_env=False) as session:
+        fetched = await scrape.fetch(
+            session,
+            f"{target.url}/metrics",
+            timeout_seconds=config.scrape_timeout_seconds,
+            max_bytes=config.scrape_max_bytes,
+        )
+    now = time.time()
+    if fetched.text is None:
+        state.failed(fetched, now)
+    else:
+        sample = parser_for(target.engine, target.version).parse(fetched.text)
+        working = (sample.total("running") or 0) + (sample.total("waiting") or 0) > 0
+        state.read(fetched, sample, busy=working, now=now)
+    return state.status(now)
