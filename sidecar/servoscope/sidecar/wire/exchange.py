@@ -152,6 +152,13 @@ class Exchange:
             self._lose(at, f"gap_{direction}")
         return self._taken()
 
+    def abandoned(self, at: float) -> list[RequestRecord]:
+        """We stop watching this connection: what is open ends as unknown."""
+        while self._calls:
+            self._end(self._calls.popleft(), End.LOST, at)
+        self._state = _State.OPAQUE
+        return self._taken()
+
     # ---- what is open ----------------------------------------------------------------------------
 
     def open_requests(self) -> list[OpenRequest]:
