@@ -98,6 +98,13 @@ class KnobControl:
         self.detail = ""  # why the last read of the knobs failed, in words
         self.results: Counter[tuple[str, str]] = Counter()  # (knob, result)
 
+    @property
+    def why(self) -> str:
+        """Why no knob can be set, in words; empty when that is possible."""
+        if self._engine != "vllm":
+            return f"no knob of {self._engine} can be set live"
+        return "" if self._ranks is not None else self.detail or NO_KNOBS
+
     async def run(self) -> None:
         """Renew the lease while it is held, until cancelled."""
         while True:
@@ -170,7 +177,7 @@ class KnobControl:
             await self._drop()
 
     def _none(self) -> Sequence[KnobState]:
-        raise ControlError(404, self.detail or NO_KNOBS)
+        raise ControlError(404, self.why)
 
     async def _states(self) -> Sequence[KnobState]:
         if not self._find():

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from servoscope.sidecar import token as tokens
-from servoscope.sidecar.control import NO_KNOBS, ControlError, KnobControl
+from servoscope.sidecar.control import ControlError, KnobControl
 
 __all__ = ["MAX_BODY_BYTES", "ControlApi"]
 
@@ -41,8 +41,8 @@ class ControlApi:
     async def read(self, _request: web.Request) -> web.Response:
         """The knobs, also when there are none (then ``why`` says so)."""
         knobs = [k.as_json() for k in await self._control.knobs()]
-        why = "" if knobs else (self._control.detail or NO_KNOBS)
-        return web.json_response({"knobs": knobs, "held": self._control.held, "why": why})
+        body = {"knobs": knobs, "held": self._control.held, "why": self._control.why}
+        return web.json_response(body)
 
     async def change(self, request: web.Request) -> web.Response:
         """Set knobs on all ranks or on none."""

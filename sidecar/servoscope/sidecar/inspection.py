@@ -102,8 +102,10 @@ async def inspect_url(
 
 async def _knobs(target: Target) -> tuple[list[Knob], str]:
     paths = find_knob_sockets(target.run_dirs, target.pids)
+    if target.engine != "vllm":
+        return [], f"no knob of {target.engine} can be set live"
     if not paths:
-        return describe([]) if target.engine == "vllm" else [], NO_KNOBS
+        return describe([]), NO_KNOBS
     try:
         async with asyncio.timeout(5.0):
             group = await KnobGroup.connect(paths)
@@ -117,6 +119,9 @@ async def _knobs(target: Target) -> tuple[list[Knob], str]:
 
 
 def _plugin(target: Target) -> SourceStatus:
+    if target.engine != "vllm":
+        detail = f"there is no plug-in for {target.engine}"
+        return SourceStatus(source=Source.PLUGIN, detail=detail)
     found = find_stats_sockets(target.run_dirs, target.pids)
     detail = f"the engine has it: {found[0]}" if found else plugin_source.INSTALL_HINT
     state = SourceState.IDLE if found else SourceState.OFF

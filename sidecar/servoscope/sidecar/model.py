@@ -31,12 +31,18 @@ def argument(argv: Sequence[str], *names: str) -> str | None:
 
 def model_location(argv: Sequence[str], root: str | None) -> str | None:
     """Directory, file or name of the model: from argv, else what /v1/models says is its root."""
-    named = argument(argv, "--model", "--model-path", "-m")
+    words = argv[argv.index("-m") + 2 :] if _is_python_module(argv) else argv
+    named = argument(words, "--model", "--model-path", "-m")
     if named is None and "serve" in argv:
         after = argv[argv.index("serve") + 1 :]
         if after and not after[0].startswith("-"):
             named = after[0]
     return named or root
+
+
+def _is_python_module(argv: Sequence[str]) -> bool:
+    """``python -m package``: that -m names no model."""
+    return bool(argv) and "python" in Path(argv[0]).name and "-m" in argv
 
 
 def reported_version(*answers: Mapping[str, Any]) -> str | None:

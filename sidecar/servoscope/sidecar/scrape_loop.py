@@ -89,6 +89,12 @@ class ScrapeLoop:
             return
         self._take(fetched, self._parser.parse(fetched.text), epoch)
 
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the engine counts finished requests at all."""
+        sample = self.sample
+        return sample is not None and sample.total("engine_requests_total") is not None
+
     def status(self, now: float) -> SourceStatus:
         """As the sources of requests have it."""
         return self.state.status(now)

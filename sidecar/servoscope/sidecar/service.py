@@ -28,7 +28,7 @@ from servoscope.sidecar.aggregate import Aggregate
 from servoscope.sidecar.attach import AttachError, Target, attach
 from servoscope.sidecar.audit import AuditLog
 from servoscope.sidecar.classify import Classifier
-from servoscope.sidecar.control import NO_KNOBS, KnobControl
+from servoscope.sidecar.control import KnobControl
 from servoscope.sidecar.control_api import ControlApi
 from servoscope.sidecar.engine_metrics import EngineMetrics
 from servoscope.sidecar.host_metrics import HostMetrics, process_rows
@@ -176,7 +176,7 @@ class Sidecar:
             sources=self.statuses(),
             knobs=knobs,
             in_force=in_force if self.selection.decided else None,
-            knobs_why="" if knobs else self.control.detail or NO_KNOBS,
+            knobs_why=self.control.why,
         )
 
     def not_ready(self) -> str | None:
@@ -267,9 +267,10 @@ class Sidecar:
         sizes = self.aggregate.label_sizes()
         own.gauges("label_values", {(label,): float(n) for label, n in sizes.items()})
         own.counters("engine_restarts_total", {(): self.watch.restarts})
-        own.counters("reconcile_requests_total", {
-            ("ours",): self.pipeline.taken, ("engine",): self.scrape.finished,
-        })  # fmt: skip
+        sides = {("ours",): float(self.pipeline.taken)}
+        if self.scrape.counts_requests:
+            sides["engine",] = self.scrape.finished
+        own.counters("reconcile_requests_total", sides)
         own.gauges("lease_held", {(): float(self.control.held)})
         own.counters("knob_changes_total", self.control.results)
         if self.scrape.sample is not None:
@@ -308,11 +309,16 @@ class Sidecar:
 
     def _candidates(self, target: Target) -> list[Candidate]:
         config = self.config
-        found = [
-            Candidate(
-                self.plugin, self.plugin.missing, always=True, settled=lambda: self.plugin.settled
+        found: list[Candidate] = []
+        if target.engine == "vllm":
+            found.append(
+                Candidate(
+                    self.plugin,
+                    self.plugin.missing,
+                    always=True,
+                    settled=lambda: self.plugin.settled,
+                )
             )
-        ]
         if config.tap != "off":
             tap = TapSource(target.host, target.port, interface=config.tap_interface)
             found.append(Candidate(tap, lambda: tap_missing(target.host, target.port)))
@@ -323,6 +329,8 @@ class Sidecar:
         return found
 
     def _why_not(self, source: Source) -> str:
+        if source is Source.PLUGIN:
+            return f"there is no plug-in for {self.target.engine}"
         if source is Source.TAP:
             return "off in the settings (sidecar.tap)"
         return "not configured (sidecar.relay)"
