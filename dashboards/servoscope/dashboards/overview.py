@@ -340,14 +340,20 @@ def _engine() -> list[Builder[Panel]]:
             Text(
                 "Scheduler CPU",
                 "Share of one core inside schedule(), measured in the engine, and what our own "
-                "plug-in adds. The engine's process CPU is not it: engines spin while they wait.",
+                "plug-in adds. The engine's process CPU is not it: engines spin while they wait. "
+                "Needs the plug-in with SERVOSCOPE_KNOBS=1.",
                 PercentUnit,
             ),
             queries.scheduler_cpu(),
             width=_HALF,
         ),
         series(
-            Text("Scheduler CPU a step", "CPU time of one schedule() call that had work.", Seconds),
+            Text(
+                "Scheduler CPU a step",
+                "CPU time of one schedule() call that had work. Needs the plug-in with "
+                "SERVOSCOPE_KNOBS=1.",
+                Seconds,
+            ),
             queries.scheduler_cpu_per_step(),
             width=_HALF,
         ),
@@ -355,7 +361,8 @@ def _engine() -> list[Builder[Panel]]:
             Text(
                 "Chunk: tokens a step",
                 "The knob chunk_tokens as read back from the engine, its value at boot, and the "
-                "fullest step since the last read, which may not exceed it.",
+                "fullest step since the last read, which may not exceed it. Needs the plug-in with "
+                "SERVOSCOPE_KNOBS=1.",
                 Short,
             ),
             queries.chunk_knob(),

@@ -1,7 +1,7 @@
 """Put the dashboards into a running Grafana through its HTTP API (grafana-client).
 
 Proven against a small server that checks what is sent, and the JSON against Grafana's own types;
-not proven here: a real Grafana (docs/guides say so too).
+not proven here: a real Grafana (dashboards/README.md says so too).
 """
 
 from __future__ import annotations
