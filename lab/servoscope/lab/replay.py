@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = ["Progress", "Quadrants", "Scale", "plan_pass", "replay", "replay_sample"]
+
+MIN_PASS_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +193,7 @@ async def replay(
             model=model,
         )
         progress.passes += 1
+        begin = time.monotonic()
         longest = plan[-1].arrival_seconds + (limits or Limits()).request_seconds
         await run_open(
             url,
@@ -198,6 +203,10 @@ async def replay(
             stop=stop,
             allow_remote=allow_remote,
         )
+        # A short trace against an engine that is away must not spin.
+        with contextlib.suppress(TimeoutError):
+            pause = begin + MIN_PASS_SECONDS - time.monotonic()
+            await asyncio.wait_for(stop.wait(), max(0.0, pause))
     return progress
 
 

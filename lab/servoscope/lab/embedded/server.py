@@ -168,8 +168,9 @@ class EmbeddedEngine:
 
 
 def _answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback: no proxy
     try:
-        with urllib.request.urlopen(url, timeout=2.0) as response:
+        with opener.open(url, timeout=2.0) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
