@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from servoscope.alerts.data import data_directory
 from servoscope.alerts.rules import ALERT_NAMES
 
@@ -32,8 +33,7 @@ def relevant(rule_file: Path, test_text: str, into: Path) -> Path:
     kept = [
         group
         for group in rules["groups"]
-        if "-slo-" not in group["name"]
-        or group["rules"][0]["labels"]["objective"] in objectives
+        if "-slo-" not in group["name"] or group["rules"][0]["labels"]["objective"] in objectives
     ]
     assert kept
     path = into / rule_file.name

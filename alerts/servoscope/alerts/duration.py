@@ -30,8 +30,8 @@ def format_duration(seconds: float) -> str:
             return f"{int(count)}{unit}"
     milliseconds = round(seconds * 1000.0, 6)
     if seconds < 1.0:
-        return f"{milliseconds:g}ms"
-    return f"{seconds:g}s"
+        return f"{milliseconds:.12g}ms"
+    return f"{seconds:.12g}s"
 
 
 def prometheus_duration(seconds: float) -> str:
