@@ -45,25 +45,29 @@ def exposition(captured: str, lines: int, scrape: int) -> str:
     return "\n".join(moved) + "\n"
 
 
-def seconds(read: Callable[[], object]) -> float:
+def seconds(read: Callable[[str], object], text: str) -> float:
     start = time.perf_counter()
-    read()
+    read(text)
     return time.perf_counter() - start
+
+
+def client_families(text: str) -> object:
+    return list(text_string_to_metric_families(text))
 
 
 def measure() -> dict[str, float]:
     captured = CAPTURED.read_text(encoding="utf-8")
     texts = [exposition(captured, LINES, scrape) for scrape in range(ROUNDS + 1)]
     ours, whole = TextParser(), Parser("0.32.0")
-    first = seconds(lambda: ours.parse(texts[0]))
+    first = seconds(ours.parse, texts[0])
     whole.parse(texts[0])
     client: list[float] = []
     text: list[float] = []
     sample: list[float] = []
     for body in texts[1:]:
-        client.append(seconds(lambda body=body: list(text_string_to_metric_families(body))))
-        text.append(seconds(lambda body=body: ours.parse(body)))
-        sample.append(seconds(lambda body=body: whole.parse(body)))
+        client.append(seconds(client_families, body))
+        text.append(seconds(ours.parse, body))
+        sample.append(seconds(whole.parse, body))
     return {
         "lines": float(texts[0].count("\n")),
         "prometheus_client_ms": 1e3 * statistics.median(client),

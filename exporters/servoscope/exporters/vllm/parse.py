@@ -7,7 +7,6 @@ import dataclasses
 from servoscope.exporters.exposition import TextParser
 from servoscope.exporters.mapping import Mapper
 from servoscope.exporters.records import EngineSample, Reading, Refused
-from servoscope.exporters.table import Labels
 from servoscope.exporters.vllm.names import TABLE
 
 __all__ = ["Parser"]
@@ -33,31 +32,23 @@ class Parser:
 
 
 def _without_impossible_hits(sample: EngineSample) -> EngineSample:
-    """Refuse hits of the prefix cache where a rank found more tokens than it looked up.
+    """Refuse hits where a rank found more tokens in one tier than it looked up at all.
 
-    Preemption and retries inflated the hits of some versions (known fault 12); a hit rate above
-    1 is no hit rate.
+    Preemption and retries inflated the hits of some versions (known fault 12), and a hit rate
+    above 1 is no hit rate. Tiers are judged one by one: versions differ in whether the lookups
+    of preempted requests are counted in each.
     """
     queries = {r.labels: r.value for r in sample.readings if r.name == "kv_query_tokens_total"}
-    hits: dict[Labels, float] = {}
+    kept: list[Reading] = []
+    refused: list[Refused] = []
     for reading in sample.readings:
         if reading.name == "kv_hit_tokens_total":
-            key = _without_tier(reading)
-            hits[key] = hits.get(key, 0.0) + reading.value
-    wrong = {key for key, value in hits.items() if key in queries and value > queries[key]}
-    if not wrong:
+            most = queries.get(tuple(pair for pair in reading.labels if pair[0] != "kv_tier"))
+            if most is not None and reading.value > most:
+                why = f"more hits than the {most:g} queries"
+                refused.append(Refused(reading.name, repr(reading.value), why))
+                continue
+        kept.append(reading)
+    if not refused:
         return sample
-    refused = tuple(
-        Refused("kv_hit_tokens_total", repr(hits[key]), f"more than the {queries[key]:g} queries")
-        for key in sorted(wrong)
-    )
-    kept = tuple(
-        r
-        for r in sample.readings
-        if r.name != "kv_hit_tokens_total" or _without_tier(r) not in wrong
-    )
-    return dataclasses.replace(sample, readings=kept, refused=sample.refused + refused)
-
-
-def _without_tier(reading: Reading) -> Labels:
-    return tuple(pair for pair in reading.labels if pair[0] != "kv_tier")
+    return dataclasses.replace(sample, readings=tuple(kept), refused=(*sample.refused, *refused))
