@@ -10,7 +10,7 @@ from typing import Any
 import promql_parser
 import pytest
 
-from servoscope.dashboards import generate, queries
+from servoscope.dashboards import engine_queries, generate, queries
 from servoscope.dashboards.generate import check_names, main, render, rendered_dashboards
 from servoscope.dashboards.inspection import expand, panel_queries, variable_queries
 from servoscope.dashboards.overview import UID, overview
@@ -184,9 +184,9 @@ def test_an_outcome_counts_for_the_error_ratio_as_the_contract_says() -> None:
 def test_every_source_state_in_use_has_a_number_a_word_and_a_colour(board: dict[str, Any]) -> None:
     panel = by_title(board, "Source states")
     (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
-    assert set(queries.SOURCE_STATE_CODES) == set(SourceState) - {SourceState.OFF}
-    assert set(mapping["options"]) == {str(c) for c in queries.SOURCE_STATE_CODES.values()}
-    for state, code in queries.SOURCE_STATE_CODES.items():
+    assert set(engine_queries.SOURCE_STATE_CODES) == set(SourceState) - {SourceState.OFF}
+    assert set(mapping["options"]) == {str(c) for c in engine_queries.SOURCE_STATE_CODES.values()}
+    for state, code in engine_queries.SOURCE_STATE_CODES.items():
         assert mapping["options"][str(code)]["text"] == state.replace("_", " ")
         assert mapping["options"][str(code)]["color"]
 

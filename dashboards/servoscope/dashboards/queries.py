@@ -1,4 +1,4 @@
-"""What the overview asks. Panels say how an answer looks; here is only what is asked.
+"""What the overview asks about requests. How an answer looks is in ``request_sections``.
 
 Shares leave out what the objectives leave out: probes, a client's own 4xx, and requests whose end
 nobody saw (docs: outcomes). Each function returns the targets of one panel.
@@ -10,61 +10,36 @@ from servoscope.dashboards.promql import (
     RANGE_WINDOW,
     Query,
     Recorded,
-    aggregate,
     increase,
     quantile,
     rate,
     ratio,
-    selector,
     zero_where_absent,
 )
-from servoscope.exporters.records import Outcome, SourceState
+from servoscope.exporters.records import Outcome
 
 __all__ = [
     "SLICE_BY",
-    "SOURCE_STATE_CODES",
     "budget_remaining",
     "burn_rate",
-    "chunk_knob",
     "end_to_end",
-    "engine_restarts",
-    "engines_up",
     "error_ratio",
     "goodput_ratio",
-    "in_flight",
-    "kv_hit_ratio",
-    "kv_hit_ratio_now",
-    "kv_usage",
     "least_budget_remaining",
     "objective_good_ratio",
     "outcomes",
     "over_threshold_ratio",
     "queue_time",
     "requests_per_second",
-    "running_waiting",
-    "scheduler_cpu",
-    "scheduler_cpu_per_step",
     "slice_table",
-    "source_age",
-    "source_states",
     "time_per_output_token",
     "time_to_first_token",
-    "tokens_per_second",
     "tpot_by_version_and_gpu",
     "ttft_by_version_and_gpu",
 ]
 
 #: What the slice table is keyed by.
 SLICE_BY: tuple[str, ...] = ("request_type", "model_version", "gpu_model")
-
-#: One number a state, so that a state timeline can colour it. 0 is not used: it reads as "none".
-SOURCE_STATE_CODES: dict[SourceState, int] = {
-    SourceState.OK: 1,
-    SourceState.IDLE: 2,
-    SourceState.STALE: 3,
-    SourceState.BAD_VALUE: 4,
-    SourceState.FAILED: 5,
-}
 
 _BAD = '=~"' + "|".join([Outcome.ERROR, Outcome.TIMEOUT, Outcome.STUCK, Outcome.REJECTED]) + '"'
 _LEFT_OUT = '!~"' + "|".join([Outcome.CLIENT_ERROR, Outcome.UNKNOWN]) + '"'
@@ -75,7 +50,6 @@ _NO_PROBES = '!="probe"'
 _NOT_WHOLE = '!="false"'
 _BY_TYPE = ("request_type",)
 _BY_VERSION_AND_GPU = ("model_version", "gpu_model")
-_BY_ENGINE = ("server",)
 
 
 # ---- now ---------------------------------------------------------------------------------------
@@ -94,16 +68,6 @@ def error_ratio() -> tuple[Query, ...]:
 def goodput_ratio() -> tuple[Query, ...]:
     """Requests that met every objective, of those that objectives may count."""
     return (Query(expr=_goodput(()), legend="goodput"),)
-
-
-def engines_up() -> tuple[Query, ...]:
-    """Engines that answer."""
-    return (Query(expr=aggregate("sum", "engine_up"), legend="up"),)
-
-
-def kv_hit_ratio_now() -> tuple[Query, ...]:
-    """Prefix-cache hits of all engines together, weighted by tokens."""
-    return (Query(expr=_kv_hits(()), legend="hits"),)
 
 
 def least_budget_remaining(recorded: Recorded) -> tuple[Query, ...]:
@@ -222,101 +186,6 @@ def burn_rate(recorded: Recorded) -> tuple[Query, ...]:
     )
 
 
-# ---- load and cache ----------------------------------------------------------------------------
-def kv_hit_ratio() -> tuple[Query, ...]:
-    """Tokens found in the prefix cache, of those looked up, by engine."""
-    return (Query(expr=_kv_hits(_BY_ENGINE), legend="{{server}}"),)
-
-
-def kv_usage() -> tuple[Query, ...]:
-    """The fullest rank of each engine."""
-    return (Query(expr=aggregate("max", "kv_usage_ratio", _BY_ENGINE), legend="{{server}}"),)
-
-
-def running_waiting() -> tuple[Query, ...]:
-    """The engine's own batch and queue."""
-    return (
-        Query(expr=aggregate("sum", "running", _BY_ENGINE), legend="running {{server}}"),
-        Query(expr=aggregate("sum", "waiting", _BY_ENGINE), legend="waiting {{server}}"),
-    )
-
-
-def in_flight() -> tuple[Query, ...]:
-    """Requests received and not ended, as our sources see them."""
-    return (Query(expr=aggregate("sum", "requests_in_flight", ("phase",)), legend="{{phase}}"),)
-
-
-def tokens_per_second() -> tuple[Query, ...]:
-    """Generated tokens: all, and those of requests that met every objective."""
-    return (
-        Query(expr=rate("throughput_tokens_total"), legend="throughput"),
-        Query(expr=rate("goodput_tokens_total"), legend="goodput"),
-    )
-
-
-# ---- engine and control ------------------------------------------------------------------------
-def scheduler_cpu() -> tuple[Query, ...]:
-    """Share of one core inside schedule(): engines spin while they wait, so process CPU is not it."""
-    by = ("server", "rank")
-    return (
-        Query(expr=rate("scheduler_cpu_seconds_total", by), legend="{{server}} rank {{rank}}"),
-        Query(
-            expr=rate("plugin_cpu_seconds_total", by),
-            legend="our plug-in, {{server}} rank {{rank}}",
-        ),
-    )
-
-
-def scheduler_cpu_per_step() -> tuple[Query, ...]:
-    """CPU seconds a scheduler step."""
-    by = ("server", "rank")
-    expr = ratio(rate("scheduler_cpu_seconds_total", by), rate("scheduler_steps_total", by))
-    return (Query(expr=expr, legend="{{server}} rank {{rank}}"),)
-
-
-def chunk_knob() -> tuple[Query, ...]:
-    """The token budget of a step: in force, at boot, and the fullest step since the last read."""
-    by = ("server", "rank")
-    chunk = '="chunk_tokens"'
-    return (
-        Query(
-            expr=aggregate("min", "knob_value", by, knob=chunk),
-            legend="in force, {{server}} rank {{rank}}",
-        ),
-        Query(
-            expr=aggregate("min", "knob_boot_value", by, knob=chunk),
-            legend="at boot, {{server}} rank {{rank}}",
-        ),
-        Query(
-            expr=aggregate("max", "step_tokens_max", by),
-            legend="fullest step, {{server}} rank {{rank}}",
-        ),
-    )
-
-
-def engine_restarts() -> tuple[Query, ...]:
-    """Restarts seen by the sidecar, in whole numbers."""
-    expr = f"round({increase('engine_restarts_total', _BY_ENGINE)})"
-    return (Query(expr=expr, legend="{{server}}"),)
-
-
-# ---- sources -----------------------------------------------------------------------------------
-def source_states() -> tuple[Query, ...]:
-    """The state in force of each source, as its number in ``SOURCE_STATE_CODES``."""
-    states = [
-        f"{code} * ({selector('source_state', state=f'={_quoted(state)}')} == 1)"
-        for state, code in SOURCE_STATE_CODES.items()
-    ]
-    expr = f"max by (server, source) ({' or '.join(states)})"
-    return (Query(expr=expr, legend="{{server}} {{source}}"),)
-
-
-def source_age() -> tuple[Query, ...]:
-    """Seconds since each source last gave a good reading."""
-    last = aggregate("max", "source_last_success_timestamp_seconds", ("server", "source"))
-    return (Query(expr=f"time() - {last}", legend="{{server}} {{source}}"),)
-
-
 # ---- helpers -----------------------------------------------------------------------------------
 def _p99(name: str, by: tuple[str, ...], legend: str, **matchers: str) -> Query:
     return Query(expr=quantile(0.99, name, by, **matchers), legend=legend)
@@ -343,12 +212,3 @@ def _goodput(by: tuple[str, ...], window: str | None = None) -> str:
     whole = read("requests_total", outcome=_LEFT_OUT, request_type=_NO_PROBES)
     good = read("goodput_requests_total", request_type=_NO_PROBES)
     return ratio(zero_where_absent(good, whole), whole)
-
-
-def _kv_hits(by: tuple[str, ...]) -> str:
-    hits, queries = rate("kv_hit_tokens_total", by), rate("kv_query_tokens_total", by)
-    return ratio(zero_where_absent(hits, queries), queries)
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
