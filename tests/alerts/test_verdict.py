@@ -56,39 +56,39 @@ MILESTONES: dict[str, dict[str, Any]] = {
     "no token, far over": {"ttft": None, "tpot": None, "e2e": 60.0, "out": 0},
     "nothing seen": {"ttft": None, "tpot": None, "e2e": None, "out": None},
 }
-G, B, O, X, C = GOOD, BAD, FAR_OVER, LEFT_OUT, CENSORED
+G, B, F, X, C = GOOD, BAD, FAR_OVER, LEFT_OUT, CENSORED
 #: milestone -> verdicts of (error_ratio, e2e, TTFT, TPOT) for the three kinds of ending.
 ENDED_WELL = {
     "all in time": (G, G, G, G),
     "ttft late": (G, B, B, G),
-    "ttft far over, pace late": (G, O, O, B),
-    "pace far over": (G, B, G, O),
+    "ttft far over, pace late": (G, F, F, B),
+    "pace far over": (G, B, G, F),
     "one token, in time": (G, G, G, X),
     "no token, early": (G, G, X, X),
     "no token, late": (G, B, X, X),
-    "no token, far over": (G, O, X, X),
+    "no token, far over": (G, F, X, X),
     "nothing seen": (G, X, X, X),
 }
 FAILED = {
     "all in time": (B, B, G, G),
     "ttft late": (B, B, B, G),
-    "ttft far over, pace late": (B, O, O, B),
-    "pace far over": (B, B, G, O),
+    "ttft far over, pace late": (B, F, F, B),
+    "pace far over": (B, B, G, F),
     "one token, in time": (B, B, G, B),
     "no token, early": (B, B, B, B),
     "no token, late": (B, B, B, B),
-    "no token, far over": (B, O, O, B),
+    "no token, far over": (B, F, F, B),
     "nothing seen": (B, B, B, B),
 }
 CLIENT_LEFT = {
     "all in time": (X, G, G, G),
     "ttft late": (X, B, B, G),
-    "ttft far over, pace late": (X, O, O, B),
-    "pace far over": (X, B, G, O),
+    "ttft far over, pace late": (X, F, F, B),
+    "pace far over": (X, B, G, F),
     "one token, in time": (X, G, G, C),
     "no token, early": (X, G, C, C),
     "no token, late": (X, B, B, C),
-    "no token, far over": (X, O, O, C),
+    "no token, far over": (X, F, F, C),
     "nothing seen": (X, C, C, C),
 }
 NOTHING = dict.fromkeys(MILESTONES, (X, X, X, X))
