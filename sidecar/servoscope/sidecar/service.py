@@ -97,7 +97,7 @@ class Sidecar:
             self.classifier,
             identity,
             clock=self.clock,
-            push=self.pusher.offer if self.pusher else None,
+            push=self.pusher.offer if self.pusher is not None else None,
         )
         self.watch = EngineWatch(
             target, self._attach_again, self._restarted,
