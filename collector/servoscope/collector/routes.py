@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
@@ -26,7 +26,7 @@ from servoscope.collector.answers import (
 )
 from servoscope.collector.ingest import IngestError, check_headers
 from servoscope.collector.intake import BusyError
-from servoscope.collector.overview import IntervalError, lengths, overview, recent
+from servoscope.collector.overview import Interval, IntervalError, lengths, overview, recent
 from servoscope.collector.service import Collector
 from servoscope.collector.slo import digest
 from servoscope.collector.store import StoreError
@@ -138,26 +138,33 @@ def questions(collector: Collector) -> APIRouter:
     """What people, pages and sidecars ask."""
     router = APIRouter(responses=_ERRORS)
     longest = collector.config.max_window_seconds
-    window = Query(900.0, gt=0, le=longest, allow_inf_nan=False, description="seconds up to now")
-    moment = Query(None, ge=0, le=1e11, allow_inf_nan=False, description="unix seconds")
+
+    async def asked_interval(
+        window_seconds: float = Query(
+            900.0, gt=0, le=longest, allow_inf_nan=False, description="seconds up to the end"
+        ),
+        since: float | None = Query(
+            None, ge=0, le=1e11, allow_inf_nan=False, description="unix seconds; wins over window"
+        ),
+        until: float | None = Query(
+            None, ge=0, le=1e11, allow_inf_nan=False, description="unix seconds; default: now"
+        ),
+    ) -> Interval:
+        return collector.interval(window_seconds, since, until)
+
+    chosen = Depends(asked_interval)
 
     @router.get("/api/v1/overview")
-    async def get_overview(
-        window_seconds: float = window, since: float | None = moment, until: float | None = moment
-    ) -> OverviewAnswer:
+    async def get_overview(interval: Interval = chosen) -> OverviewAnswer:
         """Slices of the traffic, budgets and sidecars."""
-        interval = collector.interval(window_seconds, since, until)
         now, max_rows = collector.clock(), collector.config.max_rows
         return await collector.inquiry.ask(
             lambda read: overview(read, collector.objectives, interval, now=now, max_rows=max_rows)
         )
 
     @router.get("/api/v1/lengths")
-    async def get_lengths(
-        window_seconds: float = window, since: float | None = moment, until: float | None = moment
-    ) -> LengthsAnswer:
+    async def get_lengths(interval: Interval = chosen) -> LengthsAnswer:
         """Counts of prompt and output lengths on the fixed grid."""
-        interval = collector.interval(window_seconds, since, until)
         now = collector.clock()
         return await collector.inquiry.ask(lambda read: lengths(read, interval, now=now))
 

@@ -40,20 +40,20 @@ def arrays(
     batch: Batch, types: Mapping[str, str], meets: Sequence[bool | None], now: float
 ) -> dict[str, np.ndarray[Any, Any]]:
     """The batch as one array a column of the table."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    made: dict[str, np.ndarray[Any, Any]] = {}
     for name in WIRE_FIELDS:
         values: Any = batch.columns[name]
         if name in ("source", "outcome", "phase"):
             values = [member.value for member in values]
         number = _is_number(types[name])
-        arrays[name] = np.array(values, dtype=np.float64 if number else object)
-    finished = arrays["finished_unix_seconds"]
-    arrays["at_unix_seconds"] = np.where(np.isnan(finished), now, finished)
-    arrays["sidecar_id"] = np.full(len(batch), batch.sidecar_id, dtype=object)
-    arrays["meets_all"] = np.array(meets, dtype=object)
-    arrays["input_bucket"] = buckets(arrays["prompt_tokens"])
-    arrays["output_bucket"] = buckets(arrays["output_tokens"])
-    return arrays
+        made[name] = np.array(values, dtype=np.float64 if number else object)
+    finished = made["finished_unix_seconds"]
+    made["at_unix_seconds"] = np.where(np.isnan(finished), now, finished)
+    made["sidecar_id"] = np.full(len(batch), batch.sidecar_id, dtype=object)
+    made["meets_all"] = np.array(meets, dtype=object)
+    made["input_bucket"] = buckets(made["prompt_tokens"])
+    made["output_bucket"] = buckets(made["output_tokens"])
+    return made
 
 
 def buckets(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -69,12 +69,14 @@ def add_verdicts(
     if not tallies:
         return
     rows = [(*key, t.good, t.total, t.over, t.censored) for key, t in tallies.items()]
-    marks = ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * len(rows))
+    # lists and not one mark a value: a batch may spread over ten thousand minutes
     db.execute(
-        f"INSERT INTO verdicts VALUES {marks} "  # noqa: S608 - only question marks
+        "INSERT INTO verdicts SELECT unnest(?::BIGINT[]), unnest(?::VARCHAR[]), "
+        "unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::BIGINT[]), unnest(?::BIGINT[]), "
+        "unnest(?::BIGINT[]) "
         "ON CONFLICT DO UPDATE SET good = good + excluded.good, total = total + excluded.total, "
         "over = over + excluded.over, censored = censored + excluded.censored",
-        [value for row in rows for value in row],
+        [list(column) for column in zip(*rows, strict=True)],
     )
 
 
