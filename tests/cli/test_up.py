@@ -58,7 +58,7 @@ def test_rows_for_three_request_types_and_a_clean_end(tmp_path: Path) -> None:
         text, _ = process.communicate(timeout=30)
     assert len(types) >= 3, text
     assert 'source="relay"' in metrics
-    assert re.search(r"^servoscope_requests_total\{", metrics, re.M)
+    assert re.search(r"^servoscope_requests_total\{", metrics, re.MULTILINE)
     assert len(pids) >= 3  # collector, sidecar, engine
     assert not [pid for pid in pids if psutil.pid_exists(pid)], "processes were left behind"
     assert process.returncode == 0, text

@@ -21,15 +21,15 @@ from typing import Any, TextIO
 import aiohttp
 from rich.console import Console
 from rich.live import Live
-from servoscope.cli.view import render
-from servoscope.lab.replay import replay_sample
-from servoscope.sidecar.discovery import discover
 
 from servoscope.cli.children import Child, Children
 from servoscope.cli.settings import Settings
 from servoscope.cli.sidecars import Registered, registered_sidecars, server_of
+from servoscope.cli.view import render
 from servoscope.exporters.paths import private_directory, run_dir, state_dir
 from servoscope.lab.embedded.server import EmbeddedEngine, EngineStartError
+from servoscope.lab.replay import replay_sample
+from servoscope.sidecar.discovery import discover
 
 __all__ = ["Stack", "StackError"]
 

@@ -1,4 +1,4 @@
-"""Every metric that Servoscope publishes: the only place that states name, kind, unit, labels, help.
+"""Every metric that Servoscope publishes: the only place that states name, kind, unit, labels.
 
 ``publish`` writes nothing that is not here, rules and dashboards are built from these names, and
 docs/metrics.md is generated from this table. Metrics whose part is not built yet carry
@@ -78,7 +78,7 @@ class Metric:
         return LATENCY_BUCKETS_SECONDS if self.unit == "seconds" else TOKEN_BUCKETS
 
 
-def _m(
+def _m(  # noqa: PLR0917 - the columns of the table below
     part: str,
     kind: Kind,
     name: str,
@@ -284,8 +284,10 @@ def render_markdown() -> str:
     out = [
         "# Metrics",
         "",
-        "Generated from `exporters/servoscope/exporters/catalog.py` by `make generate`; "
-        "do not edit. All names start with `servoscope_`.",
+        (
+            "Generated from `exporters/servoscope/exporters/catalog.py` by `make generate`; "
+            "do not edit. All names start with `servoscope_`."
+        ),
         "",
         "Latency histograms share one grid of bucket edges (seconds): "
         + ", ".join(f"{b:g}" for b in LATENCY_BUCKETS_SECONDS)

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from servoscope.exporters.plausibility import (
+    COUNT_FIELDS,
+    DURATION_FIELDS,
+    MAX_TOKENS,
+    Refused,
+    implausible,
+)
+
 __all__ = [
+    "COUNT_FIELDS",
+    "DURATION_FIELDS",
+    "MAX_TOKENS",
+    "WIRE_FIELDS",
     "EngineSample",
     "GpuSample",
     "HistogramReading",
@@ -127,97 +139,13 @@ class RequestRecord:
         cached than prompt tokens; an end in the future or before its start. Nothing else of the
         record is lost.
         """
-        refused: list[Refused] = []
+        return implausible(self, now, max_seconds)
 
-        def drop(name: str, value: Any, why: str) -> None:
-            refused.append(Refused(name, repr(value)[:64], why))
-            setattr(self, name, None)
-
-        for name in DURATION_FIELDS:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                drop(name, value, "not a finite number")
-            elif value < 0:
-                drop(name, value, "negative")
-            elif value > max_seconds:
-                drop(name, value, f"longer than {max_seconds:g} s")
-        for name in COUNT_FIELDS:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                drop(name, value, "not a whole number")
-            elif not 0 <= value <= MAX_TOKENS:
-                drop(name, value, f"outside 0..{MAX_TOKENS}")
-        for name in ("received_unix_seconds", "first_token_unix_seconds", "finished_unix_seconds"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
-                drop(name, value, "not a finite number")
-            elif value > now + 60.0:
-                drop(name, value, "in the future")
-        received, finished = self.received_unix_seconds, self.finished_unix_seconds
-        if received is not None and finished is not None and finished < received:
-            drop("finished_unix_seconds", finished, "before received_unix_seconds")
-        if (
-            self.cached_tokens is not None
-            and self.prompt_tokens is not None
-            and self.cached_tokens > self.prompt_tokens
-        ):
-            drop("cached_tokens", self.cached_tokens, "more than prompt_tokens")
-        if (
-            self.time_to_first_token_seconds is not None
-            and self.e2e_seconds is not None
-            and self.time_to_first_token_seconds > self.e2e_seconds * 1.001 + 0.001
-        ):
-            drop(
-                "time_to_first_token_seconds",
-                self.time_to_first_token_seconds,
-                "longer than e2e_seconds",
-            )
-        gaps = tuple(g for g in self.inter_token_seconds if math.isfinite(g) and 0 <= g)
-        if len(gaps) != len(self.inter_token_seconds):
-            bad = len(self.inter_token_seconds) - len(gaps)
-            refused.append(Refused("inter_token_seconds", f"{bad} gaps", "negative or not finite"))
-            self.inter_token_seconds = gaps
-        return refused
-
-
-MAX_TOKENS = 100_000_000
-DURATION_FIELDS = (
-    "queue_seconds",
-    "prefill_seconds",
-    "decode_seconds",
-    "time_to_first_token_seconds",
-    "time_to_first_answer_seconds",
-    "time_per_output_token_seconds",
-    "max_inter_token_seconds",
-    "e2e_seconds",
-)
-COUNT_FIELDS = (
-    "prompt_tokens",
-    "output_tokens",
-    "cached_tokens",
-    "max_output_tokens",
-    "preemptions",
-)
 
 #: Fields of a record in wire order (sidecar -> collector). ``inter_token_seconds`` stays behind.
 WIRE_FIELDS: tuple[str, ...] = tuple(
     f.name for f in fields(RequestRecord) if f.name != "inter_token_seconds"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A value that was read and not believed: which, what it was, and why."""
-
-    name: str
-    value: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ import dataclasses
 from pathlib import Path
 from typing import TextIO
 
-from servoscope.collector.app import run_collector
-from servoscope.collector.store import StoreError
-
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import SettingsError, load_settings
+from servoscope.collector.app import run_collector
+from servoscope.collector.store import StoreError
 
 __all__ = ["HELP", "add_arguments", "execute"]
 

@@ -8,12 +8,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from servoscope.sidecar.attach import AttachError
-from servoscope.sidecar.inspection import inspect_url
-
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import load_settings
 from servoscope.cli.sidecars import find_sidecar, request
+from servoscope.sidecar.attach import AttachError
+from servoscope.sidecar.inspection import inspect_url
 
 __all__ = ["HELP", "add_arguments", "execute"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-from typing import TextIO
-
-from servoscope.sidecar.attach import AttachError
-from servoscope.sidecar.service import run_sidecar
+from collections.abc import Coroutine
+from typing import Any, TextIO
 
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import SettingsError, load_settings
+from servoscope.sidecar.attach import AttachError
 from servoscope.sidecar.config import SidecarConfig
+from servoscope.sidecar.service import run_sidecar
 
 __all__ = ["HELP", "add_arguments", "execute"]
 
@@ -82,14 +82,18 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     del out
     settings = load_settings(args.config)
     config = configured(args, settings.sidecar)
+    work = run_sidecar(args.url, config, settings.objectives())
     try:
-        import uvloop  # noqa: PLC0415 - a faster loop where it is installed, not a need
-
-        runner = uvloop.run
-    except ImportError:
-        runner = asyncio.run
-    try:
-        runner(run_sidecar(args.url, config, settings.objectives()))
+        _run(work)
     except AttachError as error:
         raise CommandError(str(error)) from error
     return 0
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop  # noqa: PLC0415 - a faster loop where it is installed, not a need
+    except ImportError:
+        asyncio.run(work)
+    else:
+        uvloop.run(work)
