@@ -52,7 +52,7 @@ class KnobRefusedError(ValueError):
     """A value that is not set: which knob, which value, and the bound it broke."""
 
     def __init__(self, name: str, value: object, why: str) -> None:
-        super().__init__(f"{name}={value!r}: {why}")
+        super().__init__(f"{name[:80]}={repr(value)[:80]}: {why}")
         self.name = name
         self.value = value
         self.why = why

@@ -61,6 +61,7 @@ class StepCounters:
         self.plugin_cpu_ns = 0
         self._now = Steps()
         self._before = Steps()
+        self._before_seen = 0
 
     def stepped(self, tokens: int, cpu_ns: int, *, held: bool) -> None:
         """One call of schedule."""
@@ -77,8 +78,11 @@ class StepCounters:
 
     def take_step_tokens_max(self) -> int:
         """Largest step since the last call. A step that ends meanwhile is seen by the next one."""
-        self._before, old, self._now = self._now, self._before, Steps()
-        return max(old.step_tokens_max, self._before.step_tokens_max)
+        late = self._before.step_tokens_max
+        late = late if late > self._before_seen else 0
+        self._before, self._now = self._now, Steps()
+        self._before_seen = self._before.step_tokens_max
+        return max(late, self._before_seen)
 
     def as_json(self) -> dict[str, float]:
         """Totals since boot."""
