@@ -18,7 +18,6 @@ from servoscope.alerts.settings import RuleSettings
 from servoscope.alerts.spec import WHERE_LABELS, Spec, default_spec, parse_spec
 from servoscope.exporters.catalog import CATALOG
 
-
 ANNOTATIONS = {"summary", "description", "runbook_url", "dashboard_url"}
 SELECTOR = re.compile(r"\b(servoscope_[a-z_0-9]+)\b(?:\{([^}]*)\})?")
 
@@ -211,16 +210,13 @@ wheres = st.dictionaries(
 )
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=8, deadline=None)
 @given(where=wheres)
 def test_hostile_label_values_still_give_rules_that_load(
-    tmp_path: Path, where: dict[str, list[str]]
+    tmp_path_factory: pytest.TempPathFactory, where: dict[str, list[str]]
 ) -> None:
-    text = compile_rules(spec(where=where))
-    file = tmp_path / "rules.yaml"
-    file.write_text(text, encoding="utf-8")
+    file = tmp_path_factory.mktemp("hostile") / "rules.yaml"
+    file.write_text(compile_rules(spec(where=where)), encoding="utf-8")
     done = subprocess.run(
         ["promtool", "check", "rules", str(file)], capture_output=True, text=True, check=False
     )
