@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import signal
 import socket
 import sys
@@ -36,6 +35,7 @@ __all__ = ["Stack", "StackError"]
 START_SECONDS = 30.0
 POLL_SECONDS = 1.0
 PLAIN_SECONDS = 10.0  # between two prints where the output is no terminal
+PLAIN_COLUMNS = 132
 
 
 class StackError(Exception):
@@ -57,6 +57,8 @@ class Stack:
     ) -> None:
         self.settings = settings
         self.console = Console(file=out)
+        if not self.console.is_terminal:
+            self.console = Console(file=out, width=PLAIN_COLUMNS)
         self.config_file = config_file
         self.urls = urls
         self.embedded = embedded
@@ -235,7 +237,7 @@ class Stack:
             while not self.stopping.is_set() and (end is None or time.monotonic() < end):
                 last = await self._overview(http) or last
                 notices = [*await self._sources(http), *self.notices, *self._faults()]
-                width = self.console.width if live else max(shutil.get_terminal_size().columns, 120)
+                width = self.console.width
                 picture = render(last, now=time.time(), notices=notices, width=width)
                 if view is not None:
                     view.update(picture, refresh=True)
