@@ -153,9 +153,9 @@ def free_port() -> int:
 
 def _async_plugin(directory: Path) -> Path:
     """A directory for PYTHONPATH that holds the test-only plug-in and its entry point."""
-    (directory / "servoscope_force_async.py").write_text(_ASYNC_PLUGIN)
     info = directory / "servoscope_force_async-1.dist-info"
     info.mkdir(parents=True, exist_ok=True)
+    (directory / "servoscope_force_async.py").write_text(_ASYNC_PLUGIN)
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: servoscope-force-async\nVersion: 1\n"
     )
@@ -196,7 +196,7 @@ class VllmServer:
         self._kind = kind
         self._plugin = plugin
         self._knobs = knobs
-        self._asynchronous = asynchronous
+        self.asynchronous = asynchronous
         self._dtype = dtype
         self._args = tuple(args)
         self._env = dict(env or {})
@@ -331,7 +331,7 @@ class VllmServer:
             env["VLLM_PLUGINS"] = "servoscope_force_async"  # an allow-list without our name
         if self._knobs:
             env["SERVOSCOPE_KNOBS"] = "1"
-        if self._asynchronous:
+        if self.asynchronous:
             env["PYTHONPATH"] = str(_async_plugin(self._scratch / "plugins"))
         return env | self._env
 

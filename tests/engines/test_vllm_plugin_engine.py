@@ -1,0 +1,401 @@
+"""The plug-in inside a real vLLM, under Scheduler and under AsyncScheduler.
+
+One engine a scheduler class, both in the same runtime directory; the first one is killed, so the
+second one also shows what becomes of a dead engine's sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.vllm_cpu import VllmServer
+from servoscope.exporters.records import Outcome, Phase, RequestRecord
+from servoscope.exporters.vllm.knobs import KnobClient, KnobRefused, find_knob_sockets
+from servoscope.exporters.vllm.requests import StatsClient, find_stats_sockets
+from servoscope.lab.client import CHAT, COMPLETIONS, Observed, PlannedRequest, run_closed, run_open
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+SHARED = "def shared_prefix(number): return number * 2\n" * 40  # some KV blocks of 128 tokens
+LONG = "import os, sys, json  # a long prompt to be cut into chunks\n"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servoscope-run")
+
+
+@pytest.fixture(scope="module", params=["Scheduler", "AsyncScheduler"])
+def server(request: pytest.FixtureRequest, run_dir: Path) -> Iterator[VllmServer]:
+    asynchronous = request.param == "AsyncScheduler"
+    with VllmServer(
+        knobs=True, asynchronous=asynchronous, dtype="float32", run_dir=run_dir
+    ) as running:
+        yield running
+        running.kill()  # as a crash: nothing is cleaned up
+
+
+def stats_socket(server: VllmServer) -> Path:
+    (path,) = find_stats_sockets([server.run_dir], server.pids())
+    return path
+
+
+async def knobs(server: VllmServer) -> KnobClient:
+    (path,) = find_knob_sockets([server.run_dir], server.pids())
+    return await KnobClient.connect(path)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def reading(server: VllmServer) -> AsyncIterator[tuple[StatsClient, list[RequestRecord]]]:
+    """A sidecar's client, attached as long as the block lasts."""
+    client, records = StatsClient(stats_socket(server), open_poll_seconds=0.1), []
+    task = asyncio.create_task(client.run(records.append))
+    try:
+        await until(lambda: client.hello is not None or task.done())
+        yield client, records
+        await asyncio.sleep(0.3)  # the last acknowledgement
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def mixed(tag: str, count: int) -> list[PlannedRequest]:
+    """Four kinds of requests, streamed and not, shared prefixes, every tenth one aborted."""
+    plan = []
+    for number in range(count):
+        chat, long_out = number % 2 == 0, number % 4 < 2
+        cut = 4 if number % 10 == 9 else None
+        plan.append(
+            PlannedRequest(
+                request_id=f"{tag}{number}",
+                prompt=SHARED + f"# question {number}\n" * (1 + number % 3),
+                endpoint=CHAT if chat else COMPLETIONS,
+                max_tokens=40 if long_out or cut else 6,
+                streaming=number % 3 != 1 or cut is not None,
+                abort_after_token_events=cut,
+            )
+        )
+    return plan
+
+
+def response_id(seen: Observed) -> str:
+    prefix = "chatcmpl-" if seen.endpoint == CHAT else "cmpl-"
+    return seen.response_id or prefix + seen.request_id
+
+
+async def test_every_request_is_one_record_with_the_clients_numbers(server: VllmServer) -> None:
+    async with reading(server) as (client, records):
+        observed = await run_closed(server.url, mixed("m", 80), 12)
+        await until(lambda: len(records) >= len(observed))
+    by_id = {r.request_id: r for r in records}
+    assert len(records) == len(by_id) == len(observed) == 80
+    assert client.dropped_total == client.refused_total == client.garbage_total == 0
+    assert client.hello is not None
+    assert client.hello.missing == ()
+    assert client.hello.boot_values["async_scheduling"] is server.asynchronous
+    wrong = []
+    for seen in observed:
+        record = by_id[response_id(seen)]
+        assert record.refuse_impossible(time.time()) == []
+        assert record.outcome is seen.outcome
+        assert record.model_name == server.model_name
+        assert record.streaming is seen.streaming
+        assert record.endpoint == seen.endpoint
+        if seen.outcome is Outcome.CLIENT_DISCONNECT:
+            assert record.phase is Phase.DECODE
+            assert record.output_tokens is not None
+            assert record.output_tokens >= 4
+            continue
+        theirs = (seen.prompt_tokens, seen.output_tokens, seen.cached_tokens)
+        if (record.prompt_tokens, record.output_tokens, record.cached_tokens) != theirs:
+            wrong.append((record, theirs))
+    assert wrong == []
+    assert sum(r.cached_tokens or 0 for r in records) > 0
+    assert sum(s.outcome is Outcome.CLIENT_DISCONNECT for s in observed) == 8
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+async def test_times_agree_with_the_clients_clock(server: VllmServer) -> None:
+    plan = [
+        PlannedRequest(request_id=f"t{number}", prompt=f"# {number}\n" + SHARED, max_tokens=30)
+        for number in range(30)
+    ]
+    async with reading(server) as (_, records):
+        observed = await run_closed(server.url, plan, 2)
+        await until(lambda: len(records) >= 30)
+    by_id = {r.request_id: r for r in records}
+    for seen in observed:
+        record = by_id[response_id(seen)]
+        # The engine's clock starts after HTTP parsing and stops before the answer is written.
+        assert record.time_to_first_token_seconds is not None
+        assert record.e2e_seconds is not None
+        assert seen.ttft_seconds is not None
+        assert seen.e2e_seconds is not None
+        assert record.time_to_first_token_seconds <= seen.ttft_seconds + 0.01
+        assert record.e2e_seconds <= seen.e2e_seconds + 0.01
+    pairs = [
+        (
+            median([s.ttft_seconds for s in observed if s.ttft_seconds is not None]),
+            median([r.time_to_first_token_seconds or 0.0 for r in records]),
+        ),
+        (
+            median([s.tpot_seconds for s in observed if s.tpot_seconds is not None]),
+            median([r.time_per_output_token_seconds or 0.0 for r in records]),
+        ),
+    ]
+    for client_side, engine_side in pairs:
+        print(f"client {client_side * 1e3:.2f} ms, engine {engine_side * 1e3:.2f} ms")
+        assert abs(client_side - engine_side) <= max(0.010, 0.10 * client_side)
+
+
+async def test_samples_and_lists_of_prompts_are_one_record(server: VllmServer) -> None:
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return server.post_json(path, {"model": server.model_name, "ignore_eos": True, **body})
+
+    async with reading(server) as (_, records):
+        chat = await asyncio.to_thread(
+            post,
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "n": 3, "max_tokens": 5},
+        )
+        listed = await asyncio.to_thread(
+            post, "/v1/completions", {"prompt": ["one", "two and", "three"], "max_tokens": 4}
+        )
+        await until(lambda: len(records) >= 2)
+    assert [r.request_id for r in records] == [chat["id"], listed["id"]]
+    for record, answer in zip(records, (chat, listed), strict=True):
+        assert record.prompt_tokens == answer["usage"]["prompt_tokens"]
+        assert record.output_tokens == answer["usage"]["completion_tokens"]
+
+
+async def test_requests_in_flight_and_aborts_before_the_first_token(server: VllmServer) -> None:
+    # One request a step (the batch limit is 1), so the second one waits; then both clients leave.
+    control = await knobs(server)
+    await control.lease("test")
+    await control.set({"max_running_requests": 1})
+    plan = [
+        PlannedRequest(request_id="running", prompt="x", max_tokens=2000, abort_after_seconds=4.0),
+        PlannedRequest(
+            request_id="waiting",
+            prompt="y",
+            max_tokens=10,
+            arrival_seconds=0.5,
+            abort_after_seconds=2.0,
+        ),
+    ]
+    async with reading(server) as (client, records):
+        load = asyncio.create_task(run_open(server.url, plan))
+        await until(lambda: {r["phase"] for r in client.in_flight} == {"decode", "queued"})
+        assert client.in_flight_total == 2
+        await load
+        await until(lambda: len(records) >= 2)
+        await until(lambda: not client.in_flight)
+    found = {r.request_id: r for r in records}
+    assert found["cmpl-waiting"].phase is Phase.QUEUED
+    assert found["cmpl-waiting"].time_to_first_token_seconds is None
+    assert found["cmpl-running"].phase is Phase.DECODE
+    assert {r.outcome for r in records} == {Outcome.CLIENT_DISCONNECT}
+    await control.release()
+    await control.aclose()
+
+
+async def test_a_sidecar_that_was_away_misses_nothing(server: VllmServer) -> None:
+    async with reading(server) as (_, records):
+        await run_closed(server.url, mixed("before", 8), 4)
+        await until(lambda: len(records) >= 8)
+    await run_closed(server.url, mixed("away", 12), 4)
+    async with reading(server) as (_, later):
+        await until(lambda: len(later) >= 12)
+        await run_closed(server.url, mixed("after", 4), 4)
+        await until(lambda: len(later) >= 16)
+    ids = [r.request_id for r in (*records, *later)]
+    assert len(ids) == len(set(ids)) == 24
+
+
+HOLDER = """
+import asyncio, pathlib, sys
+from servoscope.exporters.vllm.knobs import KnobClient
+async def main():
+    client = await KnobClient.connect(pathlib.Path(sys.argv[1]))
+    await client.lease("killed", 5.0)
+    await client.set({"chunk_tokens": 256})
+    print("set", flush=True)
+    while True:
+        await asyncio.sleep(1)
+        await client.renew()
+asyncio.run(main())
+"""
+
+
+async def test_chunk_goes_down_live_and_back_when_the_client_is_killed(
+    server: VllmServer,
+) -> None:
+    watcher = await knobs(server)
+    stop = asyncio.Event()
+    plan = [
+        PlannedRequest(request_id=f"c{n}", prompt=f"# {n}\n" + LONG * 70, max_tokens=8)
+        for n in range(400)
+    ]
+    load = asyncio.create_task(run_closed(server.url, plan, 6, stop=stop))
+    await watcher.get()
+    before = await largest_step(watcher, 6)
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, str(watcher.path), stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout is not None
+        assert await asyncio.wait_for(holder.stdout.readline(), 20) == b"set\n"
+        await watcher.get()  # forget the step that was under way
+        lowered = await largest_step(watcher, 7)  # longer than the lease: it is renewed
+    finally:
+        holder.kill()
+        await holder.wait()
+    killed = time.monotonic()
+    while (await watcher.get()).knobs["chunk_tokens"].value != 2048:
+        assert time.monotonic() - killed < 8
+        await asyncio.sleep(0.1)
+    await watcher.get()
+    after = await largest_step(watcher, 6)
+    stop.set()
+    observed = await load
+    print(f"largest step {before} -> {lowered} -> {after}")
+    assert lowered <= 256 < min(before, after)
+    assert before > 2000
+    assert after > 2000
+    assert (await watcher.get()).faults == 0
+    assert all(s.outcome in (Outcome.LENGTH, Outcome.CANCELLED) for s in observed if s.sent), {
+        s.detail for s in observed
+    }
+    assert sum(s.outcome is Outcome.LENGTH for s in observed) > 10
+    await watcher.aclose()
+
+
+async def largest_step(client: KnobClient, seconds: float) -> int:
+    await asyncio.sleep(seconds)
+    return (await client.get()).step_tokens_max
+
+
+async def outputs(server: VllmServer, salt: str) -> list[str]:
+    """Digests of greedy answers to long prompts; the salt keeps the runs' KV caches apart."""
+
+    def one(number: int) -> str:
+        answer = server.post_json(
+            "/v1/completions",
+            {
+                "model": server.model_name,
+                "prompt": f"# file {number}\n" + LONG * 40,
+                "max_tokens": 24,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+                "cache_salt": salt,
+            },
+        )
+        tokens = answer["choices"][0]["token_ids"]
+        assert len(tokens) == 24
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        return hashlib.sha256(repr(tokens).encode()).hexdigest()
+
+    return await asyncio.gather(*(asyncio.to_thread(one, number) for number in range(6)))
+
+
+async def test_outputs_are_the_same_with_any_chunk(server: VllmServer) -> None:
+    unset = await outputs(server, "unset")
+    control = await knobs(server)
+    await control.lease("test")
+    await control.set({"chunk_tokens": 256})
+    await control.get()
+    chunked = await outputs(server, "chunked")
+    assert (await control.get()).step_tokens_max == 256
+    await control.set({"chunk_tokens": 2048, "long_prefill_threshold_tokens": 128})
+    limited = await outputs(server, "limited")
+    await control.release()
+    assert unset == chunked == limited
+    assert len(set(unset)) > 1  # the model listens to its prompt
+    await control.aclose()
+
+
+async def test_fewer_slots_under_load_lose_nothing(server: VllmServer) -> None:
+    control = await knobs(server)
+    await control.lease("test")
+    load = asyncio.create_task(
+        run_closed(
+            server.url,
+            [PlannedRequest(request_id=f"s{n}", prompt="go", max_tokens=60) for n in range(40)],
+            20,
+        )
+    )
+    state = await control.get()
+    while state.running < 10:
+        await asyncio.sleep(0.05)
+        state = await control.get()
+    await control.set({"max_running_requests": 2})
+    with pytest.raises(KnobRefused, match="max_running_requests=65: above the value at boot, 64"):
+        await control.set({"max_running_requests": 65})
+    deadline = time.monotonic() + 60
+    while (state := await control.get()).running > 2:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    await control.release()
+    assert {s.outcome for s in await load} == {Outcome.LENGTH}
+    await control.aclose()
+
+
+async def test_batch_window_gathers_arrivals(server: VllmServer) -> None:
+    control = await knobs(server)
+    await control.lease("test")
+    await control.set({"batch_window_seconds": 1.0, "batch_window_min_requests": 4})
+    plan = [
+        PlannedRequest(request_id=f"w{n}", prompt="go", max_tokens=4, arrival_seconds=n * 0.03)
+        for n in range(4)
+    ]
+    before = await control.get()
+    observed = await run_open(server.url, plan)
+    after = await control.get()
+    assert {s.outcome for s in observed} == {Outcome.LENGTH}
+    assert after.held_steps > before.held_steps
+    assert after.step_tokens_max == sum(s.prompt_tokens or 0 for s in observed)  # one batch
+    await control.release()
+    await control.aclose()
+
+
+async def test_scheduler_cpu_is_measured_and_ours_apart(server: VllmServer) -> None:
+    control = await knobs(server)
+    state = await control.get()
+    assert state.steps > 100
+    assert 0 < state.plugin_cpu_seconds < state.scheduler_cpu_seconds
+    each = 1e6 / (state.steps + state.empty_steps)
+    print(
+        f"schedule() {state.scheduler_cpu_seconds * each:.1f} us, "
+        f"ours {state.plugin_cpu_seconds * each:.1f} us a step"
+    )
+    await control.aclose()
+
+
+def test_only_this_engines_sockets_are_left(server: VllmServer) -> None:
+    """Under AsyncScheduler the engine before it was killed: its sockets must be gone."""
+    pids = set(server.pids())
+    left = sorted(server.run_dir.iterdir())
+    assert len(left) == 2
+    assert all(int(path.name.split("-")[1].split(".")[0]) in pids for path in left)
