@@ -193,15 +193,7 @@ class Stack:
         document = {
             "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "rule_files": [str(path) for path in self.rule_files],
-            "alerting": {
-                "alertmanagers": [
-                    {
-                        "static_configs": [
-                            {"targets": [urllib.parse.urlsplit(self.alertmanager_url).netloc]}
-                        ]
-                    }
-                ]
-            },
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [receiver]}]}]},
             "scrape_configs": [
                 {
                     "job_name": "servoscope",

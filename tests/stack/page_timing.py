@@ -85,8 +85,9 @@ def main() -> int:
         exporter.end()
     sys.stdout.write(
         f"scrape {arguments.scrape} s, {arguments.rate:g} requests/s, "
-        f"breach {arguments.breach:g} s: page after {timing.page_seconds:.0f} s, resolved {timing.resolve_seconds:.0f} s after "
-        f"the end, {len({p.group_key for p in timing.pages})} incident(s), "
+        f"breach {arguments.breach:g} s: page after {timing.page_seconds:.0f} s, "
+        f"resolved {timing.resolve_seconds:.0f} s after the end, "
+        f"{len({p.group_key for p in timing.pages})} incident(s), "
         f"{len(timing.pages)} notification(s), rule errors: {errors or 'none'}\n"
     )
     return 0

@@ -72,9 +72,7 @@ class Process:
     def start(self) -> None:
         """Start it in a session of its own. Where util-linux can, it dies with the test run."""
         guard = shutil.which("setpriv")
-        arguments = (
-            [guard, "--pdeathsig", "KILL", "--", *self.arguments] if guard else self.arguments
-        )
+        prefix = [guard, "--pdeathsig", "KILL", "--"] if guard else []
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
                 [*prefix, *self.arguments],

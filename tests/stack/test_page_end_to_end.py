@@ -6,6 +6,7 @@ minutes; ``python -m stack.page_timing`` measures the committed ones.
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_missing_programs_are_a_failure_that_says_what_to_do(
 
 @pytest.mark.stack
 def test_what_was_started_is_ended_even_when_the_test_fails(tmp_path: Path) -> None:
-    children = []
+    children: list[subprocess.Popen[bytes] | None] = []
 
     def failing() -> None:
         with Stack(tmp_path) as stack:
