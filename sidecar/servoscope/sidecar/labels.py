@@ -19,7 +19,7 @@ __all__ = ["OTHER", "LabelCap", "LabelTable"]
 
 OTHER = "other"
 _CHALLENGE_AFTER = 2  # arrivals in the waiting table before a value may challenge
-_WAITING_PER_KEPT = 4
+_WAITING_PER_KEPT = 16  # a value may be this many times rarer than junk and still get in
 _MAX_VALUE_CHARACTERS = 128
 
 

@@ -87,7 +87,7 @@ def role_of(engine: str, argv: Sequence[str], *, listens: bool) -> str | None:
         return None
     if engine == "vllm":
         for title, role in _VLLM_ROLES:
-            if title in line:
+            if line.startswith(title):
                 return role
         return "api" if listens else None
     return "server" if listens else "worker"

@@ -37,10 +37,15 @@ class Totals(Generic[K]):
 
     def observe(self, readings: Mapping[K, float], epoch: Hashable = None) -> Step[K]:
         """Take one reading of all counters; those missing from it keep their totals."""
-        same_life = epoch is not None and epoch == self._epoch
+        known = epoch is not None and self._epoch is not None
+        same_life = known and epoch == self._epoch
+        new_life = known and not same_life
+        if new_life:
+            # All counters are at zero in the new life, also those that appear at their first event.
+            self._last = dict.fromkeys(self._last, 0.0)
         deltas: dict[K, float] = {}
         fell: list[K] = []
-        reset = False
+        reset = self._primed and new_life
         for key, value in readings.items():
             last = self._last.get(key)
             if last is None:
@@ -58,9 +63,6 @@ class Totals(Generic[K]):
                 self._total[key] += delta
             self._last[key] = value
             deltas[key] = delta
-        if self._primed and epoch is not None and self._epoch is not None and not same_life:
-            reset = True
-            self._forget_missing(readings)
         self._epoch = epoch if epoch is not None else self._epoch
         self._primed = True
         return Step(deltas, reset, tuple(fell))
@@ -72,9 +74,3 @@ class Totals(Generic[K]):
     def totals(self) -> Mapping[K, float]:
         """All totals."""
         return self._total
-
-    def _forget_missing(self, readings: Mapping[K, float]) -> None:
-        # A counter with labels may appear only at its first event: in the new life it is at zero.
-        for key in self._last:
-            if key not in readings:
-                self._last[key] = 0.0
