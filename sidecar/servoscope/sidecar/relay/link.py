@@ -19,7 +19,10 @@ from servoscope.sidecar.relay.watch import Watch
 
 __all__ = ["Link", "Owner", "Upstream"]
 
-CONNECT_SECONDS = 5.0
+#: An overloaded engine lets connections wait to be accepted; that is queueing, not an error.
+CONNECT_SECONDS = 30.0
+#: What a client may send ahead while the upstream connection is being made.
+AHEAD_BYTES = 256 * 1024
 #: How long a connection may outlive its other half: unsent bytes, or a client that does not close.
 LINGER_SECONDS = 60.0
 REFUSAL_SECONDS = 5.0
@@ -66,6 +69,8 @@ class Link:
         self._owner = owner
         self._client: asyncio.Transport | None = None
         self._upstream: asyncio.Transport | None = None
+        self._ahead: list[bytes] = []
+        self._asked = False  # the client has sent something
         self._client_ended = False
         self._upstream_ended = False
         self._connecting: asyncio.Task[None] | None = None
@@ -85,12 +90,11 @@ class Link:
     # ---- making ----------------------------------------------------------------------------------
 
     def client_made(self, transport: asyncio.Transport) -> None:
-        """A client connected: connect upstream before reading anything of it."""
+        """A client connected: connect upstream; read it meanwhile, to notice when it leaves."""
         self._client = transport
         if not self._owner.opened(self):
             self._refuse(503, "too many connections", "the relay's connection limit is reached")
             return
-        transport.pause_reading()
         self._connecting = self._owner.start(self._connect())
 
     async def _connect(self) -> None:
@@ -113,6 +117,11 @@ class Link:
         if self._client is None:
             transport.abort()
             return
+        for data in self._ahead:
+            transport.write(data)
+        self._ahead.clear()
+        if self._client_ended:
+            _write_eof(transport)
         _resume(self._client)
 
     # ---- bytes -----------------------------------------------------------------------------------
@@ -120,8 +129,13 @@ class Link:
     def client_data(self, data: bytes) -> None:
         """Bytes of the client, to the upstream first, then to the watch."""
         at = self._owner.now()
+        self._asked = True
         if self._upstream is not None:
             self._upstream.write(data)
+        elif self._connecting is not None:
+            self._ahead.append(data)
+            if sum(map(len, self._ahead)) > AHEAD_BYTES:
+                _pause(self._client)
         self.watch.client_bytes(data, at)
         if self._refusal is not None:
             self._send_refusal(at)
@@ -147,6 +161,8 @@ class Link:
         """The client sent FIN: it may still read what comes."""
         self._client_ended = True
         self.watch.client_closed(self._owner.now(), reset=False)
+        if self._upstream is None and self._connecting is not None:
+            return  # passed on when there is an upstream
         if self._upstream is None or self._upstream_ended:
             self._close_both()
         else:
@@ -202,6 +218,7 @@ class Link:
 
     def _refuse(self, status: int, what: str, why: str) -> None:
         """Answer the client's first request with an error of ours, then close."""
+        self._ahead.clear()
         if self._client is None:
             return
         reason = {502: "Bad Gateway", 503: "Service Unavailable"}[status]
@@ -213,6 +230,8 @@ class Link:
         ).encode() + body
         _resume(self._client)
         self._abort_after(REFUSAL_SECONDS)
+        if self._asked:
+            self._send_refusal(self._owner.now())
 
     def _send_refusal(self, at: float) -> None:
         refusal, self._refusal = self._refusal, None
@@ -222,6 +241,8 @@ class Link:
             _write_eof(self._client)
             self.watch.server_bytes(refusal, at)
             self.watch.server_closed(at, reset=False)
+            if self._client_ended:
+                self._close_both()
 
 
 class _ClientSide(asyncio.Protocol):

@@ -202,11 +202,21 @@ class Call:
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def finish(self, end: End, at: float, origin: Origin) -> RequestRecord | None:
-        """End the call at ``at``; its record, or None when it is no inference request."""
+    def finish(
+        self, end: End, at: float, origin: Origin, client_closed_at: float | None = None
+    ) -> RequestRecord | None:
+        """End the call at ``at``; its record, or None when it is no inference request.
+
+        A client that closed its side (``client_closed_at``) may still be reading: only an answer
+        that was cut short tells that the server saw it leave.
+        """
         readable = self._response is not None
         if end is End.COMPLETE:
-            self._read_rest(at)
+            whole = self._read_rest(at)
+            if client_closed_at is not None and not self._concluded():
+                end, at = End.CLIENT_CLOSED, client_closed_at
+            elif not whole:
+                self._shared.drops["malformed_body"] += 1
         oversize = self._splitter.oversize if self._splitter is not None else 0
         if oversize:
             self._shared.drops["event_size"] += oversize
@@ -222,18 +232,27 @@ class Call:
         outcome = classify(end, self.status, self.answer, ends_marked=marked and streamed)
         return build_record(self, outcome, end, at, origin, streamed=streamed)
 
-    def _read_rest(self, at: float) -> None:
-        """The body is whole: read what waited for that."""
+    def _read_rest(self, at: float) -> bool:
+        """The body is whole: read what waited for that. False when it is not what it says."""
         if self._splitter is not None:
             self._events(self._splitter.finish(), at)
         elif self._whole is not None and self.endpoint is not None:
             try:
                 body = orjson.loads(self._whole.take())
             except orjson.JSONDecodeError:
-                self._shared.drops["malformed_body"] += 1
-                return
+                self.answer.error = True  # says that it is JSON, and is none
+                return False
             if type(body) is dict:
                 self.endpoint.read(body, self.answer, None)
+        return True
+
+    def _concluded(self) -> bool:
+        """The answer itself says that it is whole (or is an error, or says nothing of the kind)."""
+        if self.status is None or self.status >= 300 or self.endpoint is None:
+            return True
+        if self.answer.finish_reason is not None or self.answer.terminal_at is not None:
+            return True
+        return not self.endpoint.generates and not self.answer.error
 
     def open_request(self) -> OpenRequest:
         """The call as it is now, while it is open."""

@@ -95,12 +95,16 @@ class Exchange:
         """The client sent ``data``, seen at ``at``."""
         if not data or self._state is _State.OPAQUE:
             return []
+        if not self._count and data.startswith((_TLS_HANDSHAKE, _HTTP2_PREFACE)):
+            self._shared.drops["tls" if data.startswith(_TLS_HANDSHAKE) else "http2"] += 1
+            self._state = _State.OPAQUE
+            return []
         if self._state is _State.LOST and not self._found_again(data):
             return []
         try:
             self._requests.feed(data, at)
         except UnreadableError as error:
-            self._unreadable_request(data, at, error.reason)
+            self._lose(at, error.reason)
         return self._taken()
 
     def server_bytes(self, data: bytes, at: float) -> list[RequestRecord]:
@@ -154,9 +158,7 @@ class Exchange:
 
     def abandoned(self, at: float) -> list[RequestRecord]:
         """We stop watching this connection: what is open ends as unknown."""
-        while self._calls:
-            self._end(self._calls.popleft(), End.LOST, at)
-        self._state = _State.OPAQUE
+        self._stop(at)
         return self._taken()
 
     # ---- what is open ----------------------------------------------------------------------------
@@ -198,7 +200,10 @@ class Exchange:
 
     def response_complete(self, at: float) -> None:
         """The current call's response is whole."""
-        self._end(self._calls.popleft(), End.COMPLETE, at)
+        call = self._calls.popleft()
+        record = call.finish(End.COMPLETE, at, self._origin, self._client_closed_at)
+        if record is not None:
+            self._records.append(record)
 
     def upgraded(self, at: float) -> None:
         """The server agreed to another protocol (101, or CONNECT): no more requests here."""
@@ -227,18 +232,15 @@ class Exchange:
         self._responses = ResponseParser(self)
         return True
 
-    def _unreadable_request(self, data: bytes, at: float, reason: str) -> None:
-        if not self._count and data.startswith((_TLS_HANDSHAKE, _HTTP2_PREFACE)):
-            self._shared.drops["tls" if data.startswith(_TLS_HANDSHAKE) else "http2"] += 1
-            self._state = _State.OPAQUE
-            return
-        self._lose(at, reason)
+    def _stop(self, at: float) -> None:
+        while self._calls:
+            self._end(self._calls.popleft(), End.LOST, at)
+        self._state = _State.OPAQUE
 
     def _lose(self, at: float, reason: str) -> None:
         """We no longer know where in a message we are: what is open ends as unknown."""
         self._shared.drops[reason] += 1
-        while self._calls:
-            self._end(self._calls.popleft(), End.LOST, at)
+        self._stop(at)
         self._state = _State.LOST
         self._awaiting_response_start = True
 

@@ -36,7 +36,7 @@ def classify(end: End, status: int | None, answer: Answer, *, ends_marked: bool)
     """
     if status is not None and status >= 300:
         return _by_status(status)
-    if answer.error:
+    if answer.error and end is not End.CLIENT_CLOSED:
         return Outcome.ERROR
     if status is not None and (end is End.COMPLETE or answer.terminal_at is not None):
         if answer.finish_reason is not None:
