@@ -17,16 +17,29 @@ from typing import Any
 
 import pytest
 
+from engines.page_timing import (
+    Load,
+    breach_and_recover,
+    product_with_spec,
+    rule_files,
+    running,
+)
 from engines.product import Product, Series, fetch, wait_for
-from engines.vllm_cpu import VllmServer
+from engines.vllm_cpu import ROOT, VllmServer
+from servoscope.alerts.alertmanager import compile_alertmanager
+from servoscope.dashboards.live import prometheus_reader, silent_queries
 from servoscope.exporters.records import Outcome
 from servoscope.lab.client import Limits, run_closed
 from servoscope.lab.plan import mixed_plan
 from servoscope.lab.request import Observed
+from stack.harness import Stack, speed_up
+from stack.test_page_end_to_end import FAST
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 TOKENS = range(10, 2000)
 REQUESTS = 300
+#: What a machine without a GPU and an engine without speculative decoding cannot show.
+NOT_HERE: tuple[str, ...] = ()
 TOLERANCE_RATIO, TOLERANCE_SECONDS = 0.10, 0.010
 
 
@@ -66,10 +79,19 @@ def product(engine: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield product
 
 
+@pytest.fixture(scope="module")
+def stack(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Prometheus with the committed rules, scraping from the first request on."""
+    with Stack(tmp_path_factory.mktemp("stack"), scrape_seconds=5) as stack:
+        stack.set_targets("servoscope-sidecar", [product.sidecar_url.removeprefix("http://")])
+        yield stack
+
+
 def _engine_counter(engine: VllmServer, name: str) -> float:
     return Series.read(fetch(f"{engine.url}/metrics")).total(name)
 
 
+@pytest.mark.usefixtures("stack")
 def test_every_request_is_counted_and_true(engine: VllmServer, product: Product) -> None:
     run(engine.url, plan(8, seed=1))  # engine warm-up: kernels, allocator
     wait_for(lambda: product.metrics().total("servoscope_requests_total") == 8, 30)
@@ -223,6 +245,47 @@ def test_knob_through_the_cli_is_live_audited_and_reverts(
     )
     print(f"back at 2048 after {time.monotonic() - killed:.1f} s")
     assert time.monotonic() - killed <= 35
+
+
+@pytest.mark.stack
+def test_every_query_of_the_dashboard_has_data(product: Product, stack: Stack) -> None:
+    """Over everything that the tests above did, with the committed rules."""
+    dashboard = json.loads((ROOT / "dashboards" / "generated" / "overview.json").read_text())
+    quiet = silent_queries(
+        prometheus_reader(stack.prometheus_url),
+        dashboard,
+        end=time.time(),
+        window_seconds=600,
+        rate_interval="30s",
+        ignore=NOT_HERE,
+    )
+    assert [str(query) for query in quiet] == []
+    assert stack.rule_errors() == []
+
+
+@pytest.mark.stack
+def test_a_breach_pages_and_resolves(engine: VllmServer, tmp_path: Path) -> None:
+    """Windows divided by ten; ``python -m engines.page_timing`` measures the committed ones."""
+    directory = tmp_path / "stack"
+    directory.mkdir()
+    with (
+        product_with_spec(tmp_path / "product", engine) as second,
+        Stack(
+            directory,
+            rule_files=rule_files(tmp_path, FAST),
+            alertmanager_yaml=speed_up(compile_alertmanager()),
+            scrape_seconds=1,
+        ) as fast,
+        running(Load(engine.url)) as load,
+    ):
+        timing = breach_and_recover(fast, second, load, settle=8, breach=20, patience=120)
+        print(
+            f"\nwindows divided by ten: page after {timing.page_seconds:.1f} s, resolved "
+            f"{timing.resolve_seconds:.1f} s after the end"
+        )
+        assert "ServoscopeLatencyFarOverSlo" in timing.pages[0].alert_names()
+        assert timing.pages[-1].status == "resolved"
+        assert fast.rule_errors() == []
 
 
 def test_engine_killed_and_restarted_under_load(engine: VllmServer, product: Product) -> None:
