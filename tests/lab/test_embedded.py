@@ -50,6 +50,12 @@ def counters(engine: EmbeddedEngine) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
+def common(one: str, other: str) -> int:
+    """Length of what both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -127,6 +133,26 @@ async def test_a_shared_prefix_is_cached_and_answers_do_not_change(engine: Embed
     assert first.cached_tokens < 100
     assert second.cached_tokens >= len(prompt) - 1
     assert first.text_sha256 == second.text_sha256
+
+
+async def test_what_a_trace_shares_is_what_the_engine_caches(folder: Path) -> None:
+    """In turn and with room for all, the cached tokens are the longest prefix seen before."""
+    shared = [r for r in load_sample() if len(r.prefix or ()) > 8][:60]
+    plan = plan_pass(shared, Scale(output=1 / 64, spread_seconds=0.0), abort_share=0.0)
+    with EmbeddedEngine(folder) as fresh:
+        seen = await run_closed(fresh.url, plan, 1)
+    before: list[str] = []
+    deep = 0
+    for planned, one in zip(plan, seen, strict=True):
+        prompt = f"<|user|>{planned.prompt}"
+        longest = max((common(prompt, earlier) for earlier in before), default=0)
+        before.append(prompt)
+        assert one.cached_tokens is not None
+        assert one.cached_tokens <= longest
+        if longest > 0.2 * len(prompt):  # below a tenth llama.cpp takes any free slot
+            deep += 1
+            assert one.cached_tokens >= longest - 16  # a block; letters may agree by chance
+    assert deep >= 5
 
 
 async def test_four_streams_run_at_once(engine: EmbeddedEngine) -> None:

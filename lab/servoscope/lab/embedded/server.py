@@ -208,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context-tokens", type=int, default=2048, help="context of one slot")
     parser.add_argument("--threads", type=int, default=1, help="threads of the arithmetic")
     parser.add_argument("--batch-tokens", type=int, default=512, help="prefill chunk")
-    parser.add_argument("--verbosity", type=int, default=2, help="1 errors, 2 warnings, 3 all")
+    parser.add_argument("--verbosity", type=int, default=1, help="1 errors, 2 warnings, 3 all")
     parser.add_argument("--end-with-stdin", action="store_true", help="end at standard input's end")
     parser.add_argument("--ready-fd", type=int, help="write one JSON line there when ready")
     return parser
@@ -236,7 +236,9 @@ def _serve(options: argparse.Namespace, model: Path) -> Any:
     params.cont_batching = True
     params.n_batch = options.batch_tokens
     params.n_ubatch = min(256, options.batch_tokens)
-    params.cache_ram_mib = 64  # the default would let cached prompts grow to 8 GiB
+    # Cached prompts: the default would let them grow to 8 GiB. At 256 MiB the shipped sample hits
+    # all that its prefixes share (17.4 % of its prompt tokens); at 64 MiB it hit 6.6 %.
+    params.cache_ram_mib = 256
     params.fit_params = False
     params.verbosity = options.verbosity
     # One thread serves one connection for as long as it is open, idle keep-alive included.
