@@ -62,6 +62,7 @@ class Bench:
         self.plugin = FakeSource(Source.PLUGIN)
         self.tap = FakeSource(Source.TAP)
         self.relay = FakeSource(Source.RELAY)
+        self.scraped_until: float | None = None
         self.selection = Selection(
             [
                 Candidate(
@@ -74,6 +75,7 @@ class Bench:
             self.counted.append,
             clock=lambda: self.now,
             on_switch=self.switches.append,
+            scraped_until=lambda: self.scraped_until,
             grace_seconds=5.0,
             check_seconds=0.005,
         )  # fmt: skip
@@ -157,6 +159,17 @@ async def test_a_better_source_takes_over_and_what_it_kept_from_before_is_left_o
     await bench.until(lambda: bench.tap.sink is None)  # stopped: it costs
 
 
+async def test_after_the_scrape_everything_counts_that_it_has_not_counted(
+    bench: Bench, make_record: Make
+) -> None:
+    await bench.until(lambda: bench.selection.decided)
+    bench.scraped_until = 990.0
+    bench.missing[Source.PLUGIN] = None
+    bench.plugin.give(make_record(request_id="scraped", finished_unix_seconds=989.9))
+    bench.plugin.give(make_record(request_id="new", finished_unix_seconds=990.1))
+    assert [r.request_id for r in bench.counted] == ["new"]
+
+
 async def test_at_the_start_what_the_plug_in_kept_does_count(
     bench: Bench, make_record: Make
 ) -> None:
@@ -204,6 +217,7 @@ async def test_a_record_without_an_end_is_dated_by_its_start(
     bench.missing[Source.TAP] = None
     await bench.until(lambda: bench.tap.sink is not None)
     bench.missing[Source.PLUGIN] = None
+    bench.now = 1000.0
     late = {"finished_unix_seconds": None, "received_unix_seconds": 999.5, "e2e_seconds": 2.0}
     bench.plugin.give(make_record(**late))
     bench.plugin.give(make_record(**{**late, "e2e_seconds": 0.1}))

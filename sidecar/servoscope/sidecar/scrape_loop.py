@@ -54,6 +54,7 @@ class ScrapeLoop:
             cost_ratio=config.scrape_cost_ratio,
         )
         self.sample: EngineSample | None = None  # the last good one
+        self.counted_until: float | None = None  # requests that ended by then are counted
         self.finished = 0.0  # requests that the engine counted since attach
         self.refused: Counter[str] = Counter()  # by our name of the signal
         self.retarget(target)
@@ -106,6 +107,7 @@ class ScrapeLoop:
         for name in progress.fell:
             self.refused[name] += 1
         self.finished += progress.finished
+        self.counted_until = self._clock()
         self.state.read(fetched, sample, busy=progress.busy, now=self._clock())
         if sample.readings:
             self.sample = sample

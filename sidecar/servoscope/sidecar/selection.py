@@ -5,7 +5,7 @@ Candidates come in order of preference (plug-in, tap, relay); with none of them 
 source than the one in force is not counted, so no request counts twice.
 
 * A better source takes over at once. What it kept from before the moment it took over was counted
-  by the one before and is left out.
+  by the one before and is left out; the scrape counted up to its last read (``scraped_until``).
 * A source that is lost gives way to a worse one after ``grace_seconds``: an engine that restarts
   comes back with its plug-in.
 * A source that always runs (the relay carries traffic, the plug-in's sockets are looked for) keeps
@@ -51,6 +51,7 @@ class Selection:
         *,
         clock: Callable[[], float],
         on_switch: Callable[[Source], None] | None = None,
+        scraped_until: Callable[[], float | None] = lambda: None,
         grace_seconds: float = 5.0,
         check_seconds: float = 0.5,
     ) -> None:
@@ -58,6 +59,7 @@ class Selection:
         self._sink = sink
         self._clock = clock
         self._on_switch = on_switch
+        self._scraped_until = scraped_until
         self._grace_seconds = grace_seconds
         self._check_seconds = check_seconds
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -121,7 +123,7 @@ class Selection:
     def _switch(self, place: int | None) -> None:
         before = self._place
         if self.decided and place is not None:
-            self._cutoff = self._clock()
+            self._cutoff = self._scraped_until() if before is None else self._clock()
         if before is not None and not self._candidates[before].always:
             self._stop(before)
         self._place, self._lost_at, self.decided = place, None, True

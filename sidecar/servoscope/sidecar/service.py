@@ -130,6 +130,7 @@ class Sidecar:
             self.pipeline.take,
             clock=self.clock,
             on_switch=self._switched,
+            scraped_until=lambda: self.scrape.counted_until,
         )
         self.port = 0
 
