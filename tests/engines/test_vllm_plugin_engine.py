@@ -65,7 +65,8 @@ async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
 @asynccontextmanager
 async def reading(server: VllmServer) -> AsyncIterator[tuple[StatsClient, list[RequestRecord]]]:
     """A sidecar's client, attached as long as the block lasts."""
-    client, records = StatsClient(stats_socket(server), open_poll_seconds=0.1), []
+    client = StatsClient(stats_socket(server), open_poll_seconds=0.1)
+    records: list[RequestRecord] = []
     task = asyncio.create_task(client.run(records.append))
     try:
         await until(lambda: client.hello is not None or task.done())

@@ -166,6 +166,7 @@ class OutputProcessor:
         state = self.request_states.get(request_id)
         if state is None:
             return
+        assert state.stats is not None
         output = SimpleNamespace(new_token_ids=[0] * tokens, events=events)
         stats.update_from_output(output, at, state.is_prefilling, state.stats, None, None)
         if state.is_prefilling:

@@ -220,7 +220,8 @@ def test_nobody_is_ever_held_longer_than_the_cap(
     events: list[tuple[bool, float]], seconds: float, least: int
 ) -> None:
     values = replace(BOOT, batch_window_seconds=seconds, batch_window_min_requests=least)
-    window, now, waiting = BatchWindow(), 0.0, []
+    window, now = BatchWindow(), 0.0
+    waiting: list[float] = []
     for arrives, pause in events:
         now += pause
         if arrives:

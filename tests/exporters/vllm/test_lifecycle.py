@@ -247,7 +247,7 @@ def test_faults_of_ours_never_reach_the_engine_and_end_in_unhooking() -> None:
     def broken(*_: Any) -> None:
         raise ValueError("ours")
 
-    engine.life.registered = broken  # type: ignore[method-assign]
+    engine.life.registered = broken  # type: ignore[method-assign,assignment]
     for number in range(MAX_FAULTS + 3):
         engine.add(f"i{number}", f"chatcmpl-{number}")
         engine.run(f"i{number}")

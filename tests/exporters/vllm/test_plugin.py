@@ -81,8 +81,8 @@ class StatLoggerBase:
 def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A fake vllm package, a runtime directory, and a clean environment."""
     processor, stats, llm = fakes.fresh_classes()
-    config = type("SchedulerConfig", (fakes.SchedulerConfig,), {})
-    config.get_scheduler_cls = fakes.SchedulerConfig.get_scheduler_cls  # type: ignore[attr-defined]
+    config: Any = type("SchedulerConfig", (fakes.SchedulerConfig,), {})
+    config.get_scheduler_cls = fakes.SchedulerConfig.get_scheduler_cls
     classes: dict[str, Any] = {
         "vllm.config": {"SchedulerConfig": config},
         "vllm.v1.engine.output_processor": {"OutputProcessor": processor},
@@ -115,7 +115,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, 
 
 
 def stat_logger() -> Any:
-    return plugin.StatLogger  # type: ignore[attr-defined]
+    return plugin.StatLogger
 
 
 def test_stat_logger_is_what_vllm_wants_and_opens_one_socket_for_all_ranks(

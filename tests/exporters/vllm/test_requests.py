@@ -22,7 +22,7 @@ from servoscope.exporters.vllm.requests import (
     hello_from_message,
     record_from_message,
 )
-from servoscope.exporters.vllm.sockets import Connection, connect
+from servoscope.exporters.vllm.sockets import Connection, LineServer, connect
 from servoscope.exporters.vllm.stats_feed import StatsFeed, StatsHandler, observe
 
 HELLO = Hello(
@@ -70,7 +70,7 @@ class Server:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     made: list[Any] = []
-    real = stats_feed.LineServer
+    real = LineServer
 
     def keep(*args: Any, **kwargs: Any) -> Any:
         made.append(real(*args, **kwargs))

@@ -161,7 +161,7 @@ def test_faults_of_ours_never_get_out_and_end_in_boot_values() -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("ours")
 
-    pilot._window.holds = broken  # type: ignore[method-assign]
+    pilot._window.holds = broken  # type: ignore[method-assign,assignment]
     for number in range(MAX_FAULTS + 5):
         scheduler.add_request(fakes.SchedulerRequest(f"more{number}", 10, 2))
         scheduler.schedule()

@@ -112,7 +112,7 @@ def _stat_logger_class() -> type:
     if disabled and "--disable-log-stats" in sys.argv:
         # A stat logger, even an idle one, makes vLLM gather statistics that were switched off.
         raise AttributeError(f"{DISABLE_VARIABLE} is set and so is --disable-log-stats: not loaded")
-    base = _vllm("vllm.v1.metrics.loggers").StatLoggerBase
+    base: Any = _vllm("vllm.v1.metrics.loggers").StatLoggerBase
 
     class StatLogger(base):  # type: ignore[misc]
         """One a rank. Records come from the hooks; this tells them rank and queue length."""

@@ -166,6 +166,8 @@ class Pilot:
         self.slots = slots_attribute(scheduler)
         self._boot_slots = self.envelope.boot.max_running_requests
         self._applied: tuple[KnobValues, int] = (self.envelope.boot, 0)
+        #: A target under which nothing is to be done: boot values, in force, no window open.
+        self._rest: Target | None = self.law.target
 
     @property
     def passes(self) -> bool:
@@ -181,7 +183,7 @@ class Pilot:
 
     def before_add(self) -> None:
         """A request is about to be added: settings made while the engine idled apply now."""
-        if self.off:
+        if self.off or self.law.target is self._rest:
             return
         try:
             now = self._clock()
@@ -229,18 +231,28 @@ class Pilot:
     def _before_step(self) -> bool | None:
         """Apply the target; True: hold admission in this step; None: bypassed."""
         try:
-            now = self._clock()
-            target = self._target(now)
-            if target.bypass:
-                return None
-            self._apply(target.values)
-            if self._elsewhere():
-                self._window.holds(now, 0, target.values)  # ends it: never hold KV blocks
-                return False
-            return self._window.holds(now, len(self.scheduler.waiting), target.values)
+            if self.law.target is self._rest:
+                return False  # by far the most steps: nobody turned anything
+            return self._steer()
         except Exception as error:
             self.fault(error)
             return False
+
+    def _steer(self) -> bool | None:
+        now = self._clock()
+        target = self._target(now)
+        values = target.values
+        if target.bypass:
+            return None
+        self._apply(values)
+        if self._elsewhere():
+            self._window.holds(now, 0, values)  # ends it: requests with KV blocks are not held
+            held = False
+        else:
+            held = self._window.holds(now, len(self.scheduler.waiting), values)
+        resting = target.deadline is None and not held and self._applied[0] is values
+        self._rest = target if resting else None
+        return held
 
     def _target(self, now: float) -> Target:
         target = self.law.target
