@@ -198,7 +198,7 @@ def test_when_full_it_says_come_again(serve: Serve, monkeypatch: pytest.MonkeyPa
     release, inside = threading.Event(), threading.Semaphore(0)
     real = Store.insert
 
-    def slow(self: Store, *args: Any) -> Inserted:
+    def slow(self: Store, *args: Any) -> list[Inserted]:
         inside.release()
         assert release.wait(30)
         return real(self, *args)
@@ -226,13 +226,56 @@ def test_when_full_it_says_come_again(serve: Serve, monkeypatch: pytest.MonkeyPa
     assert client.post(batch([fresh()], 99)).json == answers[0].json
 
 
+def test_what_waits_is_stored_together_and_a_bad_one_fails_alone(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve()
+    release, inside = threading.Event(), threading.Event()
+    real, groups = Store.insert, []
+
+    def slow(self: Store, arrivals: Any, now: float) -> list[Inserted]:
+        groups.append(sorted(arrival.batch.seq for arrival in arrivals))
+        inside.set()
+        assert release.wait(30)
+        if 3 in groups[-1]:
+            raise StoreError("this one never")
+        return real(self, arrivals, now)
+
+    monkeypatch.setattr(Store, "insert", slow)
+    answers: dict[int, Any] = {}
+
+    def send(seq: int) -> None:
+        answers[seq] = client.post(batch([fresh(n) for n in range(5)], seq))
+
+    senders = [threading.Thread(target=send, args=(seq,)) for seq in range(6)]
+    senders[0].start()
+    assert inside.wait(30)
+    for sender in senders[1:]:
+        sender.start()
+    deadline = time.monotonic() + 30
+    while metrics(client)["servoscope_collector_decode_seconds_count"] < 6:
+        assert time.monotonic() < deadline
+    release.set()
+    for sender in senders:
+        sender.join()
+    # first the one that came alone; then all that waited, together; then, that failed, each alone
+    assert groups[:2] == [[0], [1, 2, 3, 4, 5]]
+    assert sorted(groups[2:]) == [[1], [2], [3], [4], [5]]
+    assert {seq: a.status for seq, a in answers.items()} == {
+        seq: 503 if seq == 3 else 200 for seq in range(6)
+    }
+    counts = metrics(client)
+    assert counts["servoscope_collector_records_total:stored"] == 25
+    assert counts["servoscope_collector_batches_total:failed"] == 1
+
+
 def test_a_store_that_fails_is_said_and_recovers(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = serve()
     with monkeypatch.context() as patch:
         patch.setattr(
-            "servoscope.collector.store.see_sidecar",
+            "servoscope.collector.store.see_sidecars",
             lambda db, _batch, _now: db.execute("SELECT error('no space left')"),
         )
         answer = client.post(batch([fresh()]))

@@ -23,7 +23,7 @@ from servoscope.collector.overview import (
     recent,
 )
 from servoscope.collector.slo import judge
-from servoscope.collector.store import Store
+from servoscope.collector.store import Arrival, Store
 from servoscope.exporters.records import Outcome, RequestRecord, Source
 from servoscope.exporters.wire import decode_batch, encode_batch
 
@@ -43,7 +43,7 @@ def put(store: Store, records: list[RequestRecord], seq: int = 0, sidecar: str =
     sent = encode_batch(records, sidecar_id=sidecar, epoch=1, seq=seq)
     batch = decode_batch(json.loads(json.dumps(sent)), now=NOW)
     assert batch.refused == []
-    store.insert(batch, judge(OBJECTIVES, batch.records, NOW), NOW)
+    store.insert([Arrival(batch, judge(OBJECTIVES, batch.records, NOW))], NOW)
 
 
 def request(number: int, **changes: Any) -> RequestRecord:

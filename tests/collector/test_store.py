@@ -22,7 +22,7 @@ from servoscope.alerts.spec import default_spec
 from servoscope.collector.database import StoreError, StoreLockedError, open_database
 from servoscope.collector.migrations import MIGRATIONS, Migration
 from servoscope.collector.slo import judge
-from servoscope.collector.store import Inserted, Retention, Store
+from servoscope.collector.store import Arrival, Inserted, Retention, Store
 from servoscope.exporters.records import WIRE_FIELDS, Outcome, RequestRecord, Source
 from servoscope.exporters.wire import decode_batch, encode_batch
 
@@ -52,7 +52,7 @@ def put(
 ) -> Inserted:
     named: dict[str, Any] = {"sidecar_id": "side", "epoch": 1} | key
     batch = decode_batch(json.loads(json.dumps(encode_batch(records, seq=seq, **named))))
-    return store.insert(batch, judge(OBJECTIVES, batch.records, now), now)
+    return store.insert([Arrival(batch, judge(OBJECTIVES, batch.records, now))], now)[0]
 
 
 def count(store: Store, table: str = "requests") -> int:
@@ -146,16 +146,49 @@ def test_an_empty_batch_is_a_sign_of_life(store: Store) -> None:
     ]
 
 
+def test_many_batches_are_one_transaction_and_each_key_counts_once(store: Store) -> None:
+    put(store, [request(0)], seq=3)
+
+    def arrival(seq: int, rows: int) -> Arrival:
+        sent = encode_batch([request(n) for n in range(rows)], sidecar_id="side", epoch=1, seq=seq)
+        batch = decode_batch(sent)
+        return Arrival(batch, judge(OBJECTIVES, batch.records, NOW))
+
+    found = store.insert(
+        [arrival(1, 10), arrival(2, 20), arrival(3, 5), arrival(1, 10), arrival(4, 0)], NOW
+    )
+    assert found == [
+        Inserted(10, duplicate=False),
+        Inserted(20, duplicate=False),
+        Inserted(1, duplicate=True),  # stored before this call
+        Inserted(10, duplicate=True),  # its twin came first
+        Inserted(0, duplicate=False),
+    ]
+    assert count(store) == 31
+    assert store.read("SELECT sum(total) FROM verdicts WHERE objective = 'ttft'") == [(31,)]
+    assert store.read("SELECT records FROM sidecars") == [(31,)]
+    assert store.insert([], NOW) == []
+
+
+def test_a_batch_may_spread_over_ten_thousand_minutes(store: Store) -> None:
+    put(store, [request(n, finished_unix_seconds=60.0 * n + 1) for n in range(10_000)])
+    assert store.read("SELECT count(*), sum(total) FROM verdicts WHERE objective = 'ttft'") == [
+        (10_000, 10_000)
+    ]
+
+
+@pytest.mark.parametrize("part", ["add_verdicts", "see_sidecars", "rows"])
 def test_a_failed_batch_leaves_nothing_behind(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     put(store, [request(0)])
+    failing = "SELECT error('disk on fire')"
     with monkeypatch.context() as patch:
-        # real SQL that fails after the records were written, inside the transaction
-        patch.setattr(
-            "servoscope.collector.store.see_sidecar",
-            lambda db, batch, now: db.execute("SELECT error('disk on fire')"),
-        )
+        # real SQL that fails inside the transaction, with or after the rows
+        if part == "rows":
+            patch.setattr(store, "_insert_sql", store._insert_sql + " WHERE error('disk on fire')")
+        else:
+            patch.setattr(f"servoscope.collector.store.{part}", lambda db, *_: db.execute(failing))
         with pytest.raises(StoreError, match="disk on fire"):
             put(store, [request(1)], seq=1)
     assert (count(store), count(store, "batches"), count(store, "sidecars")) == (1, 1, 1)
@@ -220,7 +253,7 @@ def test_whatever_decodes_can_be_stored(
         }
     )
     before = count(store)
-    inserted = store.insert(batch, judge(OBJECTIVES, batch.records, NOW), NOW)
+    inserted = store.insert([Arrival(batch, judge(OBJECTIVES, batch.records, NOW))], NOW)[0]
     assert inserted == Inserted(len(batch), duplicate=False)
     assert count(store) == before + len(batch)
 

@@ -30,7 +30,7 @@ class CollectorConfig:
 
     max_body_bytes: int = 8 << 20  # as received
     max_decoded_bytes: int = 16 << 20  # after decompression
-    max_pending_batches: int = 32  # received and not yet stored; more are answered 503
+    max_pending_batches: int = 64  # received and not yet stored; more are answered 503
     max_pending_queries: int = 16
     read_timeout_seconds: float = 30.0  # for the body of one request to arrive
     query_timeout_seconds: float = 20.0

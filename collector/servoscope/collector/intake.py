@@ -1,6 +1,7 @@
 """The way from a received body to the store, and its bounds.
 
-Two threads: one decodes and judges, one writes. A slot is taken before a body is read and given
+Two threads: one decodes and judges, one writes, and takes all that waits into one transaction: its
+fixed cost is then paid once for many small batches. A slot is taken before a body is read and given
 back when it is stored, so at most ``max_pending_batches`` bodies are in memory; the next sender is
 told to come again. Nothing is answered "stored" before it is committed.
 """
@@ -10,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from servoscope.collector.ingest import IngestError, decode_body
-from servoscope.collector.slo import Judgement, judge
-from servoscope.collector.store import Inserted, Retention, Store, StoreError
+from servoscope.collector.slo import judge
+from servoscope.collector.store import Arrival, Inserted, Retention, Store, StoreError
 
 if TYPE_CHECKING:
     from servoscope.alerts.spec import Objective
@@ -29,6 +31,7 @@ __all__ = ["BusyError", "Intake"]
 
 log = logging.getLogger(__name__)
 DAY_SECONDS = 86_400.0
+MAX_GROUP_ROWS = 20_000  # of one transaction; a single batch may be all of it
 
 
 class BusyError(Exception):
@@ -54,6 +57,7 @@ class Intake:
         self._config = config
         self._telemetry = telemetry
         self._clock = clock
+        self._queue: deque[tuple[Arrival, Future[Inserted]]] = deque()  # bounded by the slots
         self._pending = 0
         self._closing = False
         self._decoder = ThreadPoolExecutor(1, "decode")
@@ -94,10 +98,6 @@ class Intake:
     def _decode_and_queue(self, body: bytes, encoding: str) -> tuple[Batch, Future[Inserted]]:
         # Queued from here and not from the event loop: once the decoder has been shut down, all
         # that it decoded is with the writer.
-        batch, judgement = self._decode(body, encoding)
-        return batch, self._writer.submit(self._write, batch, judgement)
-
-    def _decode(self, body: bytes, encoding: str) -> tuple[Batch, Judgement]:
         with self._telemetry.decode_seconds.time():
             now = self._clock()
             batch = decode_body(
@@ -105,19 +105,42 @@ class Intake:
             )
             judgement = judge(self._objectives, batch.records, now)
             del batch.records  # the store writes columns; keep no second copy while waiting
-            return batch, judgement
+        storing: Future[Inserted] = Future()
+        self._queue.append((Arrival(batch, judgement), storing))
+        self._writer.submit(self._write_waiting)
+        return batch, storing
 
-    def _write(self, batch: Batch, judgement: Judgement) -> Inserted:
-        with self._telemetry.insert_seconds.time():
-            try:
-                inserted = self._store.insert(batch, judgement, self._clock())
-            except Exception as error:
-                self._failed(error)
+    # ---- the writing thread --------------------------------------------------------------------
+
+    def _write_waiting(self) -> None:
+        """Store what is waiting, up to a bound, in one transaction."""
+        group: list[tuple[Arrival, Future[Inserted]]] = []
+        rows = 0
+        while self._queue and rows < MAX_GROUP_ROWS:
+            group.append(self._queue.popleft())
+            rows += len(group[-1][0].batch)
+        if group and not self._write(group) and len(group) > 1:
+            for (
+                one
+            ) in group:  # together they failed: each for itself, so that only the bad one does
+                self._write([one])
+
+    def _write(self, group: list[tuple[Arrival, Future[Inserted]]]) -> bool:
+        """Store a group and answer for it; a group of many that fails is not answered for."""
+        try:
+            with self._telemetry.insert_seconds.time():
+                answers = self._store.insert([arrival for arrival, _ in group], self._clock())
+        except Exception as error:
+            self._failed(error)
+            if len(group) == 1:
                 self._telemetry.batches.labels("failed").inc()
-                raise
+                group[0][1].set_exception(error)
+            return False
         self._note_success()
-        self._telemetry.count(batch, duplicate=inserted.duplicate)
-        return inserted
+        for (arrival, storing), answer in zip(group, answers, strict=True):
+            self._telemetry.count(arrival.batch, duplicate=answer.duplicate)
+            storing.set_result(answer)
+        return True
 
     def _failed(self, error: Exception) -> None:
         self.failure = str(error)

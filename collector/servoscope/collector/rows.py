@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -13,10 +14,27 @@ from servoscope.exporters.records import WIRE_FIELDS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from servoscope.collector.slo import Tally
+    from servoscope.collector.slo import Judgement
     from servoscope.exporters.wire import Batch
 
-__all__ = ["add_verdicts", "arrays", "buckets", "insert_statement", "see_sidecar"]
+__all__ = [
+    "Arrival",
+    "accepted_before",
+    "add_keys",
+    "add_verdicts",
+    "arrays",
+    "buckets",
+    "insert_statement",
+    "see_sidecars",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A batch that came in, and what its records count for."""
+
+    batch: Batch
+    judgement: Judgement
 
 
 def insert_statement(db: duckdb.DuckDBPyConnection) -> tuple[str, dict[str, str]]:
@@ -37,20 +55,22 @@ def _is_number(kind: str) -> bool:
 
 
 def arrays(
-    batch: Batch, types: Mapping[str, str], meets: Sequence[bool | None], now: float
+    arrivals: Sequence[Arrival], types: Mapping[str, str], now: float
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The batch as one array a column of the table."""
+    """Batches, one after the other, as one array a column of the table."""
+    parts = [arrival.batch.columns for arrival in arrivals]
     made: dict[str, np.ndarray[Any, Any]] = {}
     for name in WIRE_FIELDS:
-        values: Any = batch.columns[name]
+        values = [value for columns in parts for value in columns[name]]
         if name in ("source", "outcome", "phase"):
             values = [member.value for member in values]
-        number = _is_number(types[name])
-        made[name] = np.array(values, dtype=np.float64 if number else object)
+        made[name] = np.array(values, dtype=np.float64 if _is_number(types[name]) else object)
     finished = made["finished_unix_seconds"]
     made["at_unix_seconds"] = np.where(np.isnan(finished), now, finished)
-    made["sidecar_id"] = np.full(len(batch), batch.sidecar_id, dtype=object)
-    made["meets_all"] = np.array(meets, dtype=object)
+    made["sidecar_id"] = np.array(
+        [a.batch.sidecar_id for a in arrivals for _ in range(len(a.batch))], dtype=object
+    )
+    made["meets_all"] = np.array([met for a in arrivals for met in a.judgement.meets], dtype=object)
     made["input_bucket"] = buckets(made["prompt_tokens"])
     made["output_bucket"] = buckets(made["output_tokens"])
     return made
@@ -62,33 +82,71 @@ def buckets(tokens: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(np.isnan(tokens), np.nan, found)
 
 
-def add_verdicts(
-    db: duckdb.DuckDBPyConnection, tallies: Mapping[tuple[int, str, str], Tally]
-) -> None:
+def add_keys(
+    db: duckdb.DuckDBPyConnection, batches: Sequence[Batch], now: float
+) -> set[tuple[str, int, int]]:
+    """Add the keys that are not stored yet and return them. The keys given must differ."""
+    rows = [(*batch.key, len(batch)) for batch in batches]
+    added = db.execute(
+        "INSERT INTO batches SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[]), "
+        "unnest(?::BIGINT[]), unnest(?::BIGINT[]), ?::DOUBLE "
+        "ON CONFLICT DO NOTHING RETURNING sidecar_id, epoch, seq",
+        [*_columns(rows), now],
+    ).fetchall()
+    return {(sidecar_id, epoch, seq) for sidecar_id, epoch, seq in added}
+
+
+def accepted_before(db: duckdb.DuckDBPyConnection, key: tuple[str, int, int]) -> int:
+    """How many rows are stored under a key."""
+    row = db.execute(
+        "SELECT accepted FROM batches WHERE sidecar_id = ? AND epoch = ? AND seq = ?", list(key)
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def add_verdicts(db: duckdb.DuckDBPyConnection, judgements: Sequence[Judgement]) -> None:
     """Add counts to the minutes they belong to."""
-    if not tallies:
+    sums: dict[tuple[int, str, str], list[int]] = {}
+    for judgement in judgements:
+        for key, tally in judgement.tallies.items():
+            row = sums.setdefault(key, [0, 0, 0, 0])
+            counts = (tally.good, tally.total, tally.over, tally.censored)
+            for i, value in enumerate(counts):
+                row[i] += value
+    if not sums:
         return
-    rows = [(*key, t.good, t.total, t.over, t.censored) for key, t in tallies.items()]
-    # lists and not one mark a value: a batch may spread over ten thousand minutes
     db.execute(
         "INSERT INTO verdicts SELECT unnest(?::BIGINT[]), unnest(?::VARCHAR[]), "
         "unnest(?::VARCHAR[]), unnest(?::BIGINT[]), unnest(?::BIGINT[]), unnest(?::BIGINT[]), "
         "unnest(?::BIGINT[]) "
         "ON CONFLICT DO UPDATE SET good = good + excluded.good, total = total + excluded.total, "
         "over = over + excluded.over, censored = censored + excluded.censored",
-        [list(column) for column in zip(*rows, strict=True)],
+        _columns([(*key, *row) for key, row in sums.items()]),
     )
 
 
-def see_sidecar(db: duckdb.DuckDBPyConnection, batch: Batch, now: float) -> None:
-    """Note that this sidecar was heard of now."""
-    server = batch.columns["server"][-1] if len(batch) else ""
-    engine = batch.columns["engine"][-1] if len(batch) else ""
+def see_sidecars(db: duckdb.DuckDBPyConnection, batches: Sequence[Batch], now: float) -> None:
+    """Note that these sidecars were heard of now."""
+    seen: dict[str, tuple[str, str, int]] = {}  # server, engine, records
+    for batch in batches:
+        server, engine, count = seen.get(batch.sidecar_id, ("", "", 0))
+        if len(batch):
+            server, engine = batch.columns["server"][-1], batch.columns["engine"][-1]
+        seen[batch.sidecar_id] = (server, engine, count + len(batch))
+    if not seen:
+        return
+    rows = [(name, server, engine, count) for name, (server, engine, count) in seen.items()]
     db.execute(
-        "INSERT INTO sidecars VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "INSERT INTO sidecars SELECT unnest(?::VARCHAR[]), unnest(?::VARCHAR[]), "
+        "unnest(?::VARCHAR[]), ?::DOUBLE, unnest(?::BIGINT[]) ON CONFLICT DO UPDATE SET "
         "server = if(excluded.server = '', server, excluded.server), "
         "engine = if(excluded.engine = '', engine, excluded.engine), "
         "last_seen_unix_seconds = excluded.last_seen_unix_seconds, "
         "records = records + excluded.records",
-        [batch.sidecar_id, server, engine, now, len(batch)],
+        [*_columns(rows)[:3], now, [row[3] for row in rows]],
     )
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
+    """Rows as the lists that ``unnest`` takes: one statement for any number of them."""
+    return [list(column) for column in zip(*rows, strict=True)]

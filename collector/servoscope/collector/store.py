@@ -24,15 +24,20 @@ from servoscope.collector.database import (
     move_aside,
     open_database,
 )
-from servoscope.collector.rows import add_verdicts, arrays, insert_statement, see_sidecar
+from servoscope.collector.rows import (
+    Arrival,
+    accepted_before,
+    add_keys,
+    add_verdicts,
+    arrays,
+    insert_statement,
+    see_sidecars,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from servoscope.collector.slo import Judgement, Tally
-    from servoscope.exporters.wire import Batch
-
-__all__ = ["Inserted", "Removed", "Retention", "Store", "StoreError", "StoreLockedError"]
+__all__ = ["Arrival", "Inserted", "Removed", "Retention", "Store", "StoreError", "StoreLockedError"]
 
 log = logging.getLogger(__name__)
 DAY_SECONDS = 86_400.0
@@ -106,42 +111,43 @@ class Store:
 
     # ---- writing: one thread -------------------------------------------------------------------
 
-    def insert(self, batch: Batch, judgement: Judgement, now: float) -> Inserted:
-        """Store a batch and its key in one transaction, unless the key is stored already."""
+    def insert(self, arrivals: Sequence[Arrival], now: float) -> list[Inserted]:
+        """Store batches and their keys in one transaction; keys that are stored already stay out.
+
+        Many at once because a transaction costs as much as some thousand rows. Raises StoreError,
+        and then none of them is stored.
+        """
+        if not arrivals:
+            return []
         self._replace_bad_file(now)
         try:
-            known = self._db.execute(
-                "SELECT accepted FROM batches WHERE sidecar_id = ? AND epoch = ? AND seq = ?",
-                list(batch.key),
-            ).fetchone()
-            if known is not None:
-                return Inserted(int(known[0]), duplicate=True)
-            incoming = arrays(batch, self._types, judgement.meets, now) if len(batch) else None
-            self._transaction(batch, incoming, judgement.tallies, now)
+            return self._transaction(arrivals, now)
         except duckdb.Error as error:
             self._recover(error, now)
             raise StoreError(f"cannot store a batch: {first_line(error)}") from error
-        return Inserted(len(batch), duplicate=False)
 
-    def _transaction(
-        self,
-        batch: Batch,
-        incoming: dict[str, Any] | None,
-        tallies: Mapping[tuple[int, str, str], Tally],
-        now: float,
-    ) -> None:
+    def _transaction(self, arrivals: Sequence[Arrival], now: float) -> list[Inserted]:
         db = self._db
-        if incoming is not None:
-            db.register("incoming", incoming)
+        by_key = {arrival.batch.key: arrival for arrival in reversed(arrivals)}
         db.execute("BEGIN TRANSACTION")
-        if incoming is not None:
+        added = add_keys(db, [arrival.batch for arrival in by_key.values()], now)
+        new = [arrival for key, arrival in by_key.items() if key in added]
+        filled = [arrival for arrival in new if len(arrival.batch)]
+        if filled:
+            db.register("incoming", arrays(filled, self._types, now))
             db.execute(self._insert_sql)
-        db.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?)", [*batch.key, len(batch), now])
-        add_verdicts(db, tallies)
-        see_sidecar(db, batch, now)
-        db.execute("COMMIT")
-        if incoming is not None:
             db.unregister("incoming")
+        add_verdicts(db, [arrival.judgement for arrival in new])
+        see_sidecars(db, [arrival.batch for arrival in new], now)
+        answers = []
+        for arrival in arrivals:
+            key = arrival.batch.key
+            duplicate = key not in added
+            added.discard(key)  # a twin in the same call is a duplicate
+            accepted = accepted_before(db, key) if duplicate else len(arrival.batch)
+            answers.append(Inserted(accepted, duplicate))
+        db.execute("COMMIT")
+        return answers
 
     def retain(self, rule: Retention, now: float) -> Removed:
         """Delete what is too old, and the oldest tenth of the records while the file is too big."""
