@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 2.0
 _CLOCK_SECONDS = 1.0
+_STOP_TURNS = 100
 
 
 class RelaySource:
@@ -138,11 +139,15 @@ class RelaySource:
             server.close()
 
     async def _stop(self) -> None:
-        for link in list(self._links):
-            link.abort()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in list(self._links):
+            link.abort()
+        for _ in range(_STOP_TURNS):  # the loop tells each transport in one of its next turns
+            if not self._links:
+                return
+            await asyncio.sleep(0)
 
     def _accepted(self) -> asyncio.Protocol:
         exchange = Exchange(

@@ -85,6 +85,10 @@ class FlowTable:
         """Requests in flight on all connections."""
         return [r for flow in self._flows.values() for r in flow.exchange.open_requests()]
 
+    def close(self, at: float) -> list[RequestRecord]:
+        """The capture ends: what is open ends as unknown."""
+        return [record for key in list(self._flows) for record in self._end(key, at)]
+
     def shift_clock(self, seconds: float) -> None:
         """The clock behind the stamps was set by ``seconds``."""
         for flow in self._flows.values():

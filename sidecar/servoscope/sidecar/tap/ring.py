@@ -53,7 +53,10 @@ class Ring:
         self._block = 0
         self._packets = 0
         self._drops = 0
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+        # With a protocol from the start a socket takes from all interfaces; what comes before the
+        # ring stands is not in the ring. Protocol 0 takes nothing until it is bound.
+        everywhere = socket.htons(_ETH_P_ALL) if interface is None else 0
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, everywhere)
         try:
             self._attach_filter(port)
             self._socket.setsockopt(_SOL_PACKET, _PACKET_VERSION, struct.pack("i", _TPACKET_V3))
@@ -82,8 +85,8 @@ class Ring:
                 mmap.MAP_SHARED,
                 mmap.PROT_READ | mmap.PROT_WRITE,
             )
-            # Only now packets flow: none is taken before the filter stands.
-            self._socket.bind((interface or "", _ETH_P_ALL))
+            if interface is not None:
+                self._socket.bind((interface, _ETH_P_ALL))
         except BaseException:
             self._socket.close()
             raise
