@@ -148,9 +148,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind((host.strip("[]"), port))
     except OSError as error:
         listener.close()
-        raise OSError(
-            error.errno, f"listen: cannot have {host}:{port}: {error.strerror or error}"
-        ) from error
+        raise OSError(f"listen: cannot have {host}:{port}: {error.strerror or error}") from error
     return listener
 
 
