@@ -37,9 +37,7 @@ async def test_the_version_of_a_local_model_is_its_configs_hash(
     engine: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    engine.paths["/v1/models"] = {
-        "data": [{"id": "m", "owned_by": "vllm", "root": str(tmp_path)}]
-    }
+    engine.paths["/v1/models"] = {"data": [{"id": "m", "owned_by": "vllm", "root": str(tmp_path)}]}
     target = await attach(engine.url)
     assert target.model_version == hashlib.sha256(b"{}").hexdigest()[:12]
 

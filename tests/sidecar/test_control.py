@@ -78,13 +78,14 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.ranks = FakeRanks()
+        self.now = 5.0
         self.sockets = [directory / "knobs-1-dp0.sock"]
         self.connects = 0
         self.audit_path = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_path, 1_000_000)
         self.control = KnobControl(
             ControlConfig(renew_seconds=0.1), self.audit, "h:1", lambda: self.sockets,
-            clock=lambda: 5.0, connect=self._connect,
+            clock=lambda: self.now, connect=self._connect,
         )  # fmt: skip
 
     async def _connect(self, _paths: Sequence[Path]) -> FakeRanks:
@@ -193,6 +194,17 @@ async def test_the_lease_is_renewed_while_it_is_held_and_not_before(bench: Bench
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_a_lease_that_could_not_be_renewed_in_time_is_lost(bench: Bench) -> None:
+    await bench.control.set({"chunk_tokens": 256}, "a")
+    bench.ranks.fail["renew"] = ConnectionRefusedError("gone")
+    await bench.control._renew()
+    assert bench.control.held  # the engine still has it
+    bench.now += 31.0
+    await bench.control._renew()
+    assert not bench.control.held
+    assert bench.lines()[-1]["action"] == "lease lost"
 
 
 async def test_release_and_the_end_give_the_knobs_back(bench: Bench) -> None:

@@ -17,12 +17,8 @@ def reading(name: str, value: float, **labels: str) -> Reading:
     return Reading(name, value, tuple(sorted(labels.items())))
 
 
-def sample(
-    *readings: Reading, histograms: tuple[HistogramReading, ...] = ()
-) -> EngineSample:
-    return EngineSample(
-        engine="vllm", version="0.32.0", readings=readings, histograms=histograms
-    )
+def sample(*readings: Reading, histograms: tuple[HistogramReading, ...] = ()) -> EngineSample:
+    return EngineSample(engine="vllm", version="0.32.0", readings=readings, histograms=histograms)
 
 
 def e2e(count: float) -> HistogramReading:

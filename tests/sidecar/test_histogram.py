@@ -95,8 +95,6 @@ def test_classic_counts_are_exact(values: list[float]) -> None:
     counts = ClassicCounts(LATENCY_BUCKETS_SECONDS)
     for value in values:
         counts.observe(value)
-    for edge, found in zip(
-        (*LATENCY_BUCKETS_SECONDS, math.inf), counts.cumulative(), strict=True
-    ):
+    for edge, found in zip((*LATENCY_BUCKETS_SECONDS, math.inf), counts.cumulative(), strict=True):
         assert found == sum(1 for value in values if value <= edge)
     assert counts.count == len(values)

@@ -23,9 +23,7 @@ IDENTITY = Identity("vllm", "127.0.0.1:8000", "m", "v1", "none")
 def piped(push: Callable[[RequestRecord], None] | None = None) -> tuple[Registry, Pipeline]:
     registry = Registry()
     aggregate = Aggregate(registry, default_spec().objectives, LabelsConfig())
-    pipeline = Pipeline(
-        aggregate, Classifier(), IDENTITY, clock=lambda: 1_800_000_001.0, push=push
-    )
+    pipeline = Pipeline(aggregate, Classifier(), IDENTITY, clock=lambda: 1_800_000_001.0, push=push)
     return registry, pipeline
 
 

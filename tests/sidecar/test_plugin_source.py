@@ -148,9 +148,7 @@ async def test_a_bad_record_costs_only_itself(watched: Watched, tmp_path: Path) 
     assert watched.source.drops()["plugin_buffer"] == 5  # monotone although the socket is gone
 
 
-async def test_two_api_servers_and_a_restart_are_all_read(
-    watched: Watched, tmp_path: Path
-) -> None:
+async def test_two_api_servers_and_a_restart_are_all_read(watched: Watched, tmp_path: Path) -> None:
     watched.pids = [101, 102]
     one, two = FakePlugin(tmp_path, 101), FakePlugin(tmp_path, 102)
     await one.start()
@@ -200,6 +198,21 @@ async def test_an_engine_that_dies_takes_its_open_requests_along_as_errors_once(
     died = watched.records[1]
     assert (died.request_id, died.outcome, died.phase) == ("died", Outcome.ERROR, Phase.DECODE)
     assert died.e2e_seconds == pytest.approx(3.0)
+
+
+async def test_open_requests_are_not_lost_when_the_clients_list_is_emptied_first(
+    watched: Watched, tmp_path: Path
+) -> None:
+    plugin = FakePlugin(tmp_path, 101)
+    plugin.open = [{"request_id": "died", "phase": "decode"}]
+    await plugin.start()
+    await watched.until(lambda: bool(watched.source._open.get(plugin.path)))
+    (client,) = watched.source._clients.values()
+    client.in_flight = []
+    await asyncio.sleep(0.05)  # some more looks
+    watched.is_alive = False
+    await plugin.stop()
+    await watched.until(lambda: [r.request_id for r in watched.records] == ["died"])
 
 
 async def test_a_version_that_we_do_not_speak_is_a_failure_in_words(

@@ -19,9 +19,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def samples(families: Any) -> Samples:
-    return {
-        (s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples
-    }
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
 
 
 def both(registry: Registry) -> tuple[Samples, Samples]:

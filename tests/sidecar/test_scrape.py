@@ -17,9 +17,7 @@ from servoscope.sidecar.scrape import Fetched, ScrapeState, fetch
 
 async def fetched(url: str, timeout: float = 5.0, max_bytes: int = 100_000) -> Fetched:
     async with aiohttp.ClientSession() as session:
-        return await fetch(
-            session, f"{url}/metrics", timeout_seconds=timeout, max_bytes=max_bytes
-        )
+        return await fetch(session, f"{url}/metrics", timeout_seconds=timeout, max_bytes=max_bytes)
 
 
 async def test_a_good_answer(engine: Any) -> None:

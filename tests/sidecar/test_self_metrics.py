@@ -49,9 +49,7 @@ def test_in_flight_by_type_and_phase_and_zero_when_done() -> None:
 
 def test_open_requests_at_100_times_the_cap_are_bounded() -> None:
     registry, own = made()
-    requests = [
-        OpenRequest(str(i), Phase.DECODE, request_type_hint=f"t{i}") for i in range(50_000)
-    ]
+    requests = [OpenRequest(str(i), Phase.DECODE, request_type_hint=f"t{i}") for i in range(50_000)]
     own.in_flight(requests, IDENTITY, Classifier())
     values = registry.family("requests_in_flight").values()
     assert len(values) <= 501

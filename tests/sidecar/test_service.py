@@ -23,7 +23,7 @@ from servoscope.sidecar.service import Sidecar, run_sidecar
 
 #: A vLLM in a process of its own: /metrics counts up by itself; with ``plugin`` it has the stats
 #: socket too and sends a record for every line on stdin.
-ENGINE = '''
+ENGINE = """
 import http.server, json, os, socket, sys, threading, time
 port, run_dir, plugin = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "plugin"
 start, done = time.time(), [0]
@@ -71,7 +71,7 @@ for line in sys.stdin:
         "prompt_tokens": 10, "output_tokens": 5, "time_per_output_token_seconds": 0.01}
     while not peers: time.sleep(0.01)
     peers[-1].sendall(json.dumps(record).encode() + b"\\n")
-'''
+"""
 
 
 class EngineProcess:
@@ -281,9 +281,7 @@ async def test_a_fault_of_ours_ends_it_loudly(
 
 
 @pytest.mark.parametrize("mode", ["good", "500", "garbage", "nan"])
-async def test_inspect_without_a_sidecar(
-    engine: Any, places: tuple[Path, Path], mode: str
-) -> None:
+async def test_inspect_without_a_sidecar(engine: Any, places: tuple[Path, Path], mode: str) -> None:
     engine.mode = mode
     body = await inspection.inspect_url(engine.url, CONFIG)
     json.dumps(body)

@@ -95,6 +95,7 @@ class KnobControl:
         self._paths: tuple[Path, ...] = ()
         self._lock = asyncio.Lock()
         self.held = False
+        self._renewed_at = 0.0
         self.detail = ""  # why the last read of the knobs failed, in words
         self.results: Counter[tuple[str, str]] = Counter()  # (knob, result)
 
@@ -232,6 +233,7 @@ class KnobControl:
             ranks = await self._connected()
             if not self.held:
                 await ranks.lease(self._config.owner, self._config.lease_seconds)
+                self._renewed_at = self._clock()
         except KnobRefused as error:
             raise ControlError(409, str(error)) from error
         return ranks
@@ -241,14 +243,19 @@ class KnobControl:
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     await (await self._connected()).renew()
+                self._renewed_at = self._clock()
             except _LINK_FAULTS as error:
-                log.warning("the lease on the knobs of %s was not renewed: %s", self._server, error)
                 await self._drop()
+                if self._clock() - self._renewed_at > self._config.lease_seconds:
+                    self._lost(f"not renewed in time: {_words(error)}")
             except KnobRefused as error:
-                self.held = False
-                self.results["all", "reverted"] += 1
-                entry = {"action": "lease lost", "result": str(error)}
-                self._write("sidecar", entry, late=True)
+                self._lost(str(error))
+
+    def _lost(self, why: str) -> None:
+        log.warning("the lease on the knobs of %s is lost: %s", self._server, why)
+        self.held = False
+        self.results["all", "reverted"] += 1
+        self._write("sidecar", {"action": "lease lost", "result": why}, late=True)
 
     async def _drop(self) -> None:
         ranks, self._ranks, self._paths = self._ranks, None, ()

@@ -49,6 +49,7 @@ _IDLE_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 _RECENT = 20_000
 _RETRY_SECONDS = 5.0
+_LATELY_SECONDS = 2.0
 _DEATH_SECONDS = 5.0
 _DEATH_POLL_SECONDS = 0.25
 
@@ -76,7 +77,8 @@ class PluginSource:
         self._on_connect = on_connect
         self._known: dict[Path, StatsClient] = {}  # one a socket: it knows what it handed over
         self._clients: dict[Path, StatsClient] = {}  # connected: hello was heard
-        self._open: dict[Path, list[OpenRequest]] = {}  # as they were listed last
+        # Requests listed as open lately, and when: the client empties its list when the engine dies.
+        self._open: dict[Path, dict[str, tuple[OpenRequest, float]]] = {}
         self._failures: dict[Path, str] = {}
         self._retry_at: dict[Path, float] = {}  # by the monotonic clock
         self._drops_before: Counter[str] = Counter()  # of sockets that are gone
@@ -106,7 +108,7 @@ class PluginSource:
                     if path not in tasks and self._retry_at.get(path, 0.0) <= time.monotonic():
                         tasks[path] = asyncio.create_task(self._serve(path, sink))
                 for path, client in self._clients.items():
-                    self._open[path] = [_open_request(x) for x in client.in_flight]
+                    self._note_open(path, client)
                 if not found or self._clients or self._failures:
                     self.settled = True
                 await asyncio.sleep(self._poll_seconds)
@@ -182,7 +184,20 @@ class PluginSource:
             self._fail(path, str(error) or type(error).__name__)
         finally:
             self._clients.pop(path, None)
-        await self._bury(self._open.pop(path, []), sink)
+        lately = self._open.pop(path, {})
+        await self._bury([request for request, _ in lately.values()], sink)
+
+    def _note_open(self, path: Path, client: StatsClient) -> None:
+        now = time.monotonic()
+        kept = {
+            ident: noted
+            for ident, noted in self._open.get(path, {}).items()
+            if now - noted[1] < _LATELY_SECONDS
+        }
+        for listed in client.in_flight:
+            request = _open_request(listed)
+            kept[request.request_id] = (request, now)
+        self._open[path] = kept
 
     def _fail(self, path: Path, why: str) -> None:
         self._failures[path] = why
@@ -195,7 +210,10 @@ class PluginSource:
             self._retry_at.pop(path, None)
 
     async def _bury(self, open_then: Sequence[OpenRequest], sink: Sink) -> None:
-        """The connection ended: if the engine died with requests open, they ended as errors."""
+        """The connection ended: if the engine died with requests open, they ended as errors.
+
+        Those whose record came are remembered, so a request is in no list too many.
+        """
         if not open_then:
             return
         died_at = self._clock()
