@@ -27,9 +27,9 @@ __all__ = ["BurnLeg", "burn_notes", "page_legs"]
 #: share of the budget, long window, short window (seconds)
 _PAGE_LEGS = ((0.02, 3600, 300), (0.05, 21_600, 1800))
 
-#: With this many events expected at the threshold, a window that looks healthy by chance while the
-#: burn goes on has a probability below exp(-4), 2 %.
-_RECOVERY_EXPECTED_BAD = 4.0
+#: With this many bad requests expected at the threshold, a window that has none by chance while the
+#: burn goes on has a probability of exp(-3), 5 %; to end a page it must stay so for minutes.
+_RECOVERY_EXPECTED_BAD = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,7 +192,14 @@ def _leg_expr(objective: Objective, leg: BurnLeg, settings: RuleSettings) -> str
     mostly_bad = f">= {number(settings.burn_minimum_bad_ratio)}"
     minimum = events("slo_events", long, leg.long_seconds, settings.burn_minimum_events)
     minimum_bad = events("slo_bad_events", long, leg.long_seconds, settings.burn_minimum_bad)
-    recovered = events("slo_events", confirm, settings.confirm_window_seconds, leg.recovery_events)
+
+    def recovered(window: str, seconds: int) -> str:
+        enough = events("slo_events", window, seconds, leg.recovery_events)
+        healthy = ratio(window, f"<= {number(objective.budget_ratio)}")
+        return f"{healthy}\n    and\n    {enough}"
+
+    recent = {confirm: settings.confirm_window_seconds, "5m": 300}
+    over = "\n    or\n    ".join(recovered(*window) for window in recent.items())
     return (
         "(\n"
         f"  {ratio(long, threshold)}\n"
@@ -201,8 +208,7 @@ def _leg_expr(objective: Objective, leg: BurnLeg, settings: RuleSettings) -> str
         f"  and (\n    {minimum}\n    or\n    {minimum_bad}\n"
         f"    and\n    {ratio(long, mostly_bad)}\n  )\n"
         # Over: the last minutes had enough requests to show it, and kept within the budget.
-        f"  unless (\n    {ratio(confirm, f'<= {number(objective.budget_ratio)}')}\n"
-        f"    and\n    {recovered}\n  )\n"
+        f"  unless (\n    {over}\n  )\n"
         ")"
     )
 
