@@ -118,7 +118,7 @@ def test_llamacpp_native_endpoint_falls_back_to_the_request_id_header() -> None:
 
 
 @pytest.mark.parametrize("path", CAPTURED, ids=NAMES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cuts=st.lists(st.integers(0, 6000), max_size=30))
 def test_any_split_gives_the_same_record(path: Path, cuts: list[int]) -> None:
     asked, answered = load(path)
@@ -132,7 +132,7 @@ def test_byte_by_byte_gives_the_same_record(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CAPTURED, ids=NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_damaged_capture_never_raises_and_leaves_nothing_open(
     path: Path, data: st.DataObject
@@ -154,7 +154,7 @@ def test_damaged_capture_never_raises_and_leaves_nothing_open(
 UPGRADED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     steps=st.lists(
         st.tuples(

@@ -87,8 +87,10 @@ class RelaySource:
                     await self._serve()
                 except OSError as error:
                     host, port = self._listen
-                    self._fault = f"cannot listen on {host}:{port}: {error.strerror or error}"
-                    _log.warning("relay: %s", self._fault)
+                    why = f"cannot listen on {host}:{port}: {error.strerror or error}"
+                    if why != self._fault:
+                        _log.warning("relay: %s", why)
+                    self._fault = why
                     await asyncio.sleep(_RETRY_SECONDS)
         finally:
             self._fault = "stopped"

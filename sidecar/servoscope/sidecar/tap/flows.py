@@ -18,6 +18,7 @@ MakeExchange = Callable[[bool], Exchange]
 
 _Key = tuple[bytes, int, bytes]  # client address and port, server address
 _EVICTED_SHARE = 0.1
+_UNUSUAL = SYN | FIN | RST
 
 
 class _Flow:
@@ -63,8 +64,10 @@ class FlowTable:
         key, from_client = self._key(segment)
         if key is None:
             return []
-        records: list[RequestRecord] = []
         flow = self._flows.get(key)
+        if flow is not None and not segment.flags & _UNUSUAL:
+            return self._usual(key, flow, segment, at, from_client=from_client)
+        records: list[RequestRecord] = []
         if from_client and segment.flags & SYN:
             if flow is None or flow.first != segment.sequence:
                 records += self._end(key, at)
@@ -113,6 +116,25 @@ class FlowTable:
     def _new(self, key: _Key, first: int, at: float, *, synced: bool) -> _Flow:
         flow = self._flows[key] = _Flow(self._make(synced), first, at)
         return flow
+
+    def _usual(
+        self, key: _Key, flow: _Flow, segment: Segment, at: float, *, from_client: bool
+    ) -> list[RequestRecord]:
+        """Data or an acknowledgement of an open connection: nearly every segment."""
+        flow.seen_at = at
+        mine, other = (flow.client, flow.server) if from_client else (flow.server, flow.client)
+        if segment.acknowledged != other.next:
+            return self._advance(key, flow, segment, at, from_client=from_client)
+        if not segment.payload:
+            return []
+        pieces = mine.push(segment.sequence, segment.payload)
+        if len(pieces) == 1 and pieces[0] is not None and not mine.ended:
+            if from_client:
+                return flow.exchange.client_bytes(pieces[0], at)
+            return flow.exchange.server_bytes(pieces[0], at)
+        direction = Direction.CLIENT if from_client else Direction.SERVER
+        records = _deliver(flow.exchange, direction, pieces, at)
+        return records + self._finish(key, flow, direction, at)
 
     def _advance(
         self, key: _Key, flow: _Flow, segment: Segment, at: float, *, from_client: bool

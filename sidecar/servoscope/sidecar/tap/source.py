@@ -154,17 +154,20 @@ class TapSource:
                 continue
             except OSError as error:
                 missing = tap_missing(self._host, self._port)
-                self._fault = missing or f"capture on {self._where}: {error.strerror or error}"
-                _log.warning("tap: %s", self._fault)
+                self._fail(missing or f"capture on {self._where}: {error.strerror or error}")
             except Exception as error:
                 # Only the error's type: its text may quote what was captured.
-                self._fault = f"capture failed: {type(error).__name__}"
-                _log.error("tap: %s", self._fault)
+                self._fail(f"capture failed: {type(error).__name__}")
                 with self._lock:
                     self._drops["capture_failed"] += 1
             finally:
                 self.capturing.clear()
             self._stopping.wait(_RETRY_SECONDS)
+
+    def _fail(self, why: str) -> None:
+        if why != self._fault:
+            _log.warning("tap: %s", why)
+        self._fault = why
 
     def _capture(self, loop: asyncio.AbstractEventLoop, sink: Sink) -> None:
         listening = listening_addresses(read_listeners(self._port))

@@ -109,7 +109,7 @@ class Exchange:
 
     def server_bytes(self, data: bytes, at: float) -> list[RequestRecord]:
         """The server sent ``data``, seen at ``at``."""
-        if not data or self._state is not _State.FOLLOWING:
+        if self._state is not _State.FOLLOWING or not data:
             return []
         if self._awaiting_response_start:
             if not data.startswith(_RESPONSE_START):
@@ -119,7 +119,7 @@ class Exchange:
             self._responses.feed(data, at)
         except UnreadableError as error:
             self._lose(at, error.reason)
-        return self._taken()
+        return self._taken() if self._records else []
 
     def client_closed(self, at: float, *, reset: bool = False) -> list[RequestRecord]:
         """The client sent FIN (it may still read), or with ``reset`` is gone altogether."""
