@@ -30,6 +30,7 @@ class FakeEngine:
         self.model_name = "tiny"
         self.paths: dict[str, Any] = {}  # overrides: path -> JSON value or None for 404
         self._server: asyncio.Server | None = None
+        self._writers: list[asyncio.StreamWriter] = []
         self.port = 0
 
     @property
@@ -44,6 +45,9 @@ class FakeEngine:
         if self._server is not None:
             self._server.close()
             self._server = None
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
 
     def restart_counters(self) -> None:
         self.prompt_tokens = self.generated_tokens = self.stopped = 0.0
@@ -73,6 +77,7 @@ class FakeEngine:
         )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 path = head.split(b" ", 2)[1].decode()

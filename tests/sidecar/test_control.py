@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,12 @@ def knob_state(value: float, rank: int = 0, steps: int = 10) -> KnobState:
         empty_steps=0, held_steps=0, scheduled_tokens=100 * steps, step_tokens_max=int(value),
         scheduler_cpu_seconds=0.5, plugin_cpu_seconds=0.01,
     )  # fmt: skip
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not done():  # noqa: ASYNC110 - whatever the test waits for
+            await asyncio.sleep(0.01)
 
 
 class FakeRanks:
@@ -177,18 +183,12 @@ async def test_the_lease_is_renewed_while_it_is_held_and_not_before(bench: Bench
     await asyncio.sleep(0.25)
     assert "renew" not in bench.ranks.calls
     await bench.control.set({"chunk_tokens": 256}, "a")
-    async with asyncio.timeout(5):
-        while bench.ranks.calls.count("renew") < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: bench.ranks.calls.count("renew") >= 2)
     bench.ranks.fail["renew"] = ConnectionResetError("gone")
-    async with asyncio.timeout(5):
-        while bench.connects < 3:  # it comes back, and takes its own lease over
-            await asyncio.sleep(0.01)
+    await until(lambda: bench.connects >= 3)  # it comes back, and takes its own lease over
     assert bench.control.held
     bench.ranks.fail = {"renew": KnobRefused("no lease: it ran out"), "lease": KnobRefused("x")}
-    async with asyncio.timeout(5):
-        while bench.control.held:
-            await asyncio.sleep(0.01)
+    await until(lambda: not bench.control.held)
     assert bench.lines()[-1]["action"] == "lease lost"
     assert bench.control.results["all", "reverted"] == 1
     task.cancel()

@@ -95,7 +95,7 @@ class Watched:
 
     async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while not done():
+            while not done():  # noqa: ASYNC110 - whatever the test waits for
                 await asyncio.sleep(0.005)
 
 

@@ -24,8 +24,8 @@ def samples(families: Any) -> Samples:
 
 def both(registry: Registry) -> tuple[Samples, Samples]:
     text = samples(parse_text(registry.render()))
-    openmetrics = samples(parse_openmetrics(registry.render(openmetrics=True) + "# EOF\n"))
-    return text, openmetrics
+    rendered = registry.render(openmetrics=True) + "# EOF\n"
+    return text, samples(parse_openmetrics(rendered))  # type: ignore[no-untyped-call]
 
 
 def filled() -> Registry:

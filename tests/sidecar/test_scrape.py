@@ -15,9 +15,9 @@ from servoscope.exporters.records import EngineSample, Reading, Refused, SourceS
 from servoscope.sidecar.scrape import Fetched, ScrapeState, fetch
 
 
-async def fetched(url: str, timeout: float = 5.0, max_bytes: int = 100_000) -> Fetched:
+async def fetched(url: str, seconds: float = 5.0, max_bytes: int = 100_000) -> Fetched:
     async with aiohttp.ClientSession() as session:
-        return await fetch(session, f"{url}/metrics", timeout_seconds=timeout, max_bytes=max_bytes)
+        return await fetch(session, f"{url}/metrics", timeout_seconds=seconds, max_bytes=max_bytes)
 
 
 async def test_a_good_answer(engine: Any) -> None:
@@ -48,7 +48,7 @@ async def test_501_says_what_to_do(engine: Any) -> None:
 
 async def test_a_slow_drip_ends_at_the_time_limit(engine: Any) -> None:
     engine.mode = "slow"
-    found = await fetched(engine.url, timeout=0.3)
+    found = await fetched(engine.url, seconds=0.3)
     assert (found.text, found.reason) == (None, "timeout")
     assert found.seconds < 5.0
 

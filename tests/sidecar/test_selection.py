@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 import pytest
 
 from servoscope.exporters.records import RequestRecord, Source, SourceStatus
-from servoscope.sidecar.selection import Candidate, Selection
+from servoscope.sidecar.selection import Candidate, Remembered, Selection
 from servoscope.sidecar.source import OpenRequest, Sink
 
 Make = Callable[..., RequestRecord]
@@ -82,7 +82,7 @@ class Bench:
 
     async def until(self, done: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
-            while not done():
+            while not done():  # noqa: ASYNC110 - whatever the test waits for
                 await asyncio.sleep(0.001)
 
     async def rounds(self) -> None:
@@ -209,6 +209,20 @@ async def test_a_source_that_crashes_is_started_again(bench: Bench) -> None:
     await bench.until(lambda: bench.tap.runs >= 3)
     bench.tap.crash = False
     await bench.until(lambda: bench.tap.sink is not None)
+
+
+def test_a_question_that_costs_is_asked_again_only_after_a_while() -> None:
+    now, asked = [0.0], []
+
+    def ask() -> str | None:
+        asked.append(now[0])
+        return "no right" if len(asked) == 1 else None
+
+    question = Remembered(ask, 10.0, lambda: now[0])
+    assert [question(), question()] == ["no right", "no right"]
+    now[0] = 10.0
+    assert question() is None
+    assert asked == [0.0, 10.0]
 
 
 async def test_a_record_without_an_end_is_dated_by_its_start(

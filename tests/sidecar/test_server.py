@@ -109,7 +109,7 @@ async def test_openmetrics_when_asked_for(served: Served) -> None:
     assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert text.endswith("# EOF\n")
     assert text.count("# EOF") == 1
-    assert "servoscope_build_info" in {f.name for f in parse_openmetrics(text)}
+    assert "servoscope_build_info" in {f.name for f in parse_openmetrics(text)}  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servoscope.alerts.spec import default_spec
-from servoscope.sidecar import inspection, service
+from servoscope.sidecar import inspection
 from servoscope.sidecar.attach import AttachError, attach
 from servoscope.sidecar.config import SidecarConfig
+from servoscope.sidecar.scrape_loop import ScrapeLoop
 from servoscope.sidecar.service import Sidecar, run_sidecar
 
 #: A vLLM in a process of its own: /metrics counts up by itself; with ``plugin`` it has the stats
@@ -126,7 +127,7 @@ class Running:
 
     async def until(self, name: str, value: float, **labels: str) -> None:
         async with asyncio.timeout(20):
-            while await self.total(name, **labels) != value:
+            while await self.total(name, **labels) != value:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
 
@@ -155,7 +156,7 @@ async def start(places: tuple[Path, Path]) -> AsyncIterator[Start]:
             stack.push_async_callback(end)
             running = Running(sidecar, session)
             async with asyncio.timeout(20):
-                while sidecar.port == 0 or sidecar.not_ready():
+                while sidecar.port == 0 or sidecar.report.not_ready():
                     if task.done():
                         task.result()
                     await asyncio.sleep(0.01)
@@ -201,7 +202,7 @@ async def test_engine_killed_and_started_again_with_the_plug_in(
     running = await start(bare.url)
     await running.until("source_up", 1, source="scrape")
     async with asyncio.timeout(20):
-        while (before := await running.total("engine_generated_tokens_total")) < 300:
+        while (before := await running.total("engine_generated_tokens_total")) < 300:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     bare.kill()
     processes.clear()
@@ -215,7 +216,7 @@ async def test_engine_killed_and_started_again_with_the_plug_in(
     fresh.say("record", 4)  # maybe before the sidecar has found the socket
     await running.until("requests_total", 4)
     async with asyncio.timeout(20):
-        while not fresh_sidecar(running):
+        while not in_force(running):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     fresh.say("record", 5)
     await running.until("requests_total", 9)
@@ -225,9 +226,15 @@ async def test_engine_killed_and_started_again_with_the_plug_in(
     assert await running.total("engine_restarts_total") == 1
 
 
-def fresh_sidecar(running: Running) -> bool:
+def in_force(running: Running) -> bool:
     """The plug-in of the second engine is in force."""
     return running.sidecar.selection.in_force is running.sidecar.plugin
+
+
+def private_text(path: Path) -> str:
+    """What a file says that only its user may read."""
+    assert path.stat().st_mode & 0o077 == 0
+    return path.read_text().strip()
 
 
 async def test_registered_while_it_runs_and_gone_afterwards(
@@ -240,8 +247,7 @@ async def test_registered_while_it_runs_and_gone_afterwards(
     found = json.loads(entry.read_text())
     assert found["server"] == f"127.0.0.1:{engine.port}"
     assert found["port"] == running.sidecar.port
-    assert Path(found["token_path"]).stat().st_mode & 0o077 == 0
-    headers = {"Authorization": f"Bearer {Path(found['token_path']).read_text().strip()}"}
+    headers = {"Authorization": f"Bearer {private_text(Path(found['token_path']))}"}
     url = f"{found['url']}/api/v1/knobs"
     async with running.session.post(url, json={"set": {"chunk_tokens": 1}}, headers=headers) as r:
         assert r.status == 404
@@ -273,7 +279,7 @@ async def test_a_fault_of_ours_ends_it_loudly(
     async def broken(_self: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(service.ScrapeLoop, "run", broken)
+    monkeypatch.setattr(ScrapeLoop, "run", broken)
     async with asyncio.timeout(10):
         with pytest.raises(RuntimeError, match="a fault of ours"):
             await run_sidecar(engine.url, CONFIG, ())

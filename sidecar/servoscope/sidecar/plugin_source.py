@@ -77,7 +77,7 @@ class PluginSource:
         self._on_connect = on_connect
         self._known: dict[Path, StatsClient] = {}  # one a socket: it knows what it handed over
         self._clients: dict[Path, StatsClient] = {}  # connected: hello was heard
-        # Requests listed as open lately, and when: the client empties its list when the engine dies.
+        # Listed as open lately, and when: the client empties its list when the engine dies.
         self._open: dict[Path, dict[str, tuple[OpenRequest, float]]] = {}
         self._failures: dict[Path, str] = {}
         self._retry_at: dict[Path, float] = {}  # by the monotonic clock

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from servoscope.exporters.engines import EngineParser, parser_for
+from servoscope.sidecar.labels import OTHER
 from servoscope.sidecar.scrape import Fetched, ScrapeState, fetch
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ScrapeLoop"]
 
 log = logging.getLogger(__name__)
+
+_MAX_REFUSED_NAMES = 100  # they come from the engine's text: an engine gone mad must not fill us
 
 
 class ScrapeLoop:
@@ -56,7 +59,7 @@ class ScrapeLoop:
         self.sample: EngineSample | None = None  # the last good one
         self.counted_until: float | None = None  # requests that ended by then are counted
         self.finished = 0.0  # requests that the engine counted since attach
-        self.refused: Counter[str] = Counter()  # by our name of the signal
+        self.refused: Counter[str] = Counter()  # by name, the engine's or ours
         self.retarget(target)
 
     def retarget(self, target: Target) -> None:
@@ -102,10 +105,9 @@ class ScrapeLoop:
 
     def _take(self, fetched: Fetched, sample: EngineSample, epoch: object) -> None:
         progress = self._metrics.observe(sample, epoch)
-        for refused in sample.refused:
-            self.refused[refused.name] += 1
-        for name in progress.fell:
-            self.refused[name] += 1
+        for name in (*(r.name for r in sample.refused), *progress.fell):
+            known = name in self.refused or len(self.refused) < _MAX_REFUSED_NAMES
+            self.refused[name if known else OTHER] += 1
         self.finished += progress.finished
         self.counted_until = self._clock()
         self.state.read(fetched, sample, busy=progress.busy, now=self._clock())

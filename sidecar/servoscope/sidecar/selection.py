@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from servoscope.exporters.records import RequestRecord, Source
 from servoscope.sidecar.source import RequestSource, Sink
 
-__all__ = ["Candidate", "Selection"]
+__all__ = ["Candidate", "Remembered", "Selection"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,29 @@ class Candidate:
     missing: Callable[[], str | None]
     always: bool = False
     settled: Callable[[], bool] = field(default=lambda: True)
+
+
+class Remembered:
+    """Asks a question again only after ``seconds``: it costs, and is asked at every turn."""
+
+    def __init__(
+        self,
+        ask: Callable[[], str | None],
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._clock = clock
+        self._asked_at: float | None = None
+        self._answer: str | None = None
+
+    def __call__(self) -> str | None:
+        """The answer, at most ``seconds`` old."""
+        now = self._clock()
+        if self._asked_at is None or now - self._asked_at >= self._seconds:
+            self._answer, self._asked_at = self._ask(), now
+        return self._answer
 
 
 class Selection:

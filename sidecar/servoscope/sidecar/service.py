@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import signal
 import socket
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 
 from servoscope.exporters.paths import run_dir, state_dir
-from servoscope.exporters.records import Source, SourceState, SourceStatus
+from servoscope.exporters.records import Source
 from servoscope.exporters.vllm.knobs import find_knob_sockets
-from servoscope.sidecar import inspection, server, token
+from servoscope.sidecar import server, token
 from servoscope.sidecar.aggregate import Aggregate
 from servoscope.sidecar.attach import AttachError, Target, attach
 from servoscope.sidecar.audit import AuditLog
@@ -31,16 +29,16 @@ from servoscope.sidecar.classify import Classifier
 from servoscope.sidecar.control import KnobControl
 from servoscope.sidecar.control_api import ControlApi
 from servoscope.sidecar.engine_metrics import EngineMetrics
-from servoscope.sidecar.host_metrics import HostMetrics, process_rows
+from servoscope.sidecar.host_metrics import HostMetrics
 from servoscope.sidecar.knob_metrics import KnobMetrics
 from servoscope.sidecar.pipeline import Identity, Pipeline
 from servoscope.sidecar.plugin_source import PluginSource
 from servoscope.sidecar.publish import Registry
 from servoscope.sidecar.push import Pusher, http_post
 from servoscope.sidecar.relay.source import RelaySource
+from servoscope.sidecar.report import Report
 from servoscope.sidecar.scrape_loop import ScrapeLoop
-from servoscope.sidecar.selection import Candidate, Selection
-from servoscope.sidecar.self_metrics import SelfMetrics
+from servoscope.sidecar.selection import Candidate, Remembered, Selection
 from servoscope.sidecar.tap.source import TapSource, tap_missing
 from servoscope.sidecar.watch import EngineWatch
 
@@ -53,6 +51,7 @@ __all__ = ["Sidecar", "run_sidecar"]
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 3.0
+_RIGHT_SECONDS = 10.0  # how long an answer on the right to capture is believed
 
 
 async def run_sidecar(
@@ -110,7 +109,6 @@ class Sidecar:
         )  # fmt: skip
         self.host_metrics = HostMetrics(self.registry)
         self.knob_metrics = KnobMetrics(self.registry)
-        self.self_metrics = SelfMetrics(self.registry, target.engine, target.server)
         self.control = KnobControl(
             config.control,
             AuditLog(state_dir() / "audit.jsonl", config.control.max_audit_bytes),
@@ -132,6 +130,20 @@ class Sidecar:
             on_switch=self._switched,
             scraped_until=lambda: self.scrape.counted_until,
         )
+        self.report = Report(
+            registry=self.registry,
+            watch=self.watch,
+            scrape=self.scrape,
+            selection=self.selection,
+            pipeline=self.pipeline,
+            aggregate=self.aggregate,
+            classifier=self.classifier,
+            control=self.control,
+            host_metrics=self.host_metrics,
+            pusher=self.pusher,
+            tap_asked=config.tap == "on",
+            clock=self.clock,
+        )
         self.port = 0
 
     @property
@@ -143,7 +155,7 @@ class Sidecar:
         """Serve until cancelled or SIGTERM; then give the knobs back and send what is queued."""
         token_path = state_dir() / "token"
         api = ControlApi(self.control, token.load_token(token_path))
-        app = server.create_app(self.render, self.inspect, self.not_ready, api)
+        app = server.create_app(self.report.render, self.report.inspect, self.report.not_ready, api)
         listener = server.bind(self.config.host, self.config.port, self.config.port_attempts)
         self.port = listener.getsockname()[1]
         async with contextlib.AsyncExitStack() as stack:
@@ -159,59 +171,6 @@ class Sidecar:
                 self.config.host, self.port,
             )  # fmt: skip
             await self._run_tasks()
-
-    def render(self, openmetrics: bool) -> str:
-        """/metrics as of now, without this process's own part."""
-        self._refresh()
-        return self.registry.render(openmetrics=openmetrics)
-
-    async def inspect(self) -> dict[str, Any]:
-        """What ``servoscope inspect`` shows."""
-        knobs = await self.control.knobs()
-        chosen = self.selection.in_force
-        in_force = chosen.source if chosen else Source.SCRAPE
-        return inspection.payload(
-            self.target,
-            processes=await asyncio.to_thread(process_rows, self.target),
-            gpus=self.host_metrics.gpus,
-            sources=self.statuses(),
-            knobs=knobs,
-            in_force=in_force if self.selection.decided else None,
-            knobs_why=self.control.why,
-        )
-
-    def not_ready(self) -> str | None:
-        """Why the numbers are not there yet, in words."""
-        if not self.selection.decided:
-            return "looking for a source of requests"
-        if self.scrape.state.up is None:
-            return "the engine was not read yet"
-        return None
-
-    def statuses(self) -> list[SourceStatus]:
-        """Every source, best first; one that is not in use says why."""
-        now = self.clock()
-        found: list[SourceStatus] = []
-        known = {c.source.source: c for c in self.selection.candidates}
-        for source in (Source.PLUGIN, Source.TAP, Source.RELAY):
-            candidate = known.get(source)
-            if candidate is None:
-                found.append(SourceStatus(source=source, detail=self._why_not(source)))
-                continue
-            status = candidate.source.status(now)
-            if source is Source.TAP and candidate.source is not self.selection.in_force:
-                status = self._tap_at_rest(status, candidate.missing())
-            found.append(status)
-        return [*found, self.scrape.status(now)]
-
-    def _tap_at_rest(self, status: SourceStatus, missing: str | None) -> SourceStatus:
-        """A tap that does not run: a fault only if it was asked for and cannot be had."""
-        asked = self.config.tap == "on"
-        return dataclasses.replace(
-            status,
-            state=SourceState.FAILED if missing and asked else SourceState.OFF,
-            detail=missing or "possible; a better source is in force",
-        )
 
     async def _run_tasks(self) -> None:
         stopping = asyncio.Event()
@@ -242,65 +201,14 @@ class Sidecar:
                     loop.remove_signal_handler(number)
 
     async def _end(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_SECONDS):
-                await self.control.aclose()
-                if self.pusher is not None:
-                    await self.pusher.flush()
-
-    def _refresh(self) -> None:
-        now = self.clock()
-        own = self.self_metrics
-        own.sources(self.statuses())
-        chosen = self.selection.in_force
-        own.in_flight(
-            chosen.open_requests() if chosen else (), self.pipeline.identity, self.classifier
-        )
-        own.counters("source_errors_total", {
-            (Source.SCRAPE.value, reason): n for reason, n in self.scrape.state.errors.items()
-        })  # fmt: skip
-        own.counters("source_dropped_total", self._drops())
-        refused: Counter[tuple[str, ...]] = Counter(self.pipeline.refused)
-        refused.update({(Source.SCRAPE.value, n): c for n, c in self.scrape.refused.items()})
-        own.counters("refused_values_total", refused)
-        folded = self.aggregate.folded()
-        own.counters("labels_folded_total", {(label,): n for label, n in folded.items()})
-        sizes = self.aggregate.label_sizes()
-        own.gauges("label_values", {(label,): float(n) for label, n in sizes.items()})
-        own.counters("engine_restarts_total", {(): self.watch.restarts})
-        sides = {("ours",): float(self.pipeline.taken)}
-        if self.scrape.counts_requests:
-            sides["engine",] = self.scrape.finished
-        own.counters("reconcile_requests_total", sides)
-        own.gauges("lease_held", {(): float(self.control.held)})
-        own.counters("knob_changes_total", self.control.results)
-        if self.scrape.sample is not None:
-            own.gauges("unknown_engine_metrics", {(): float(len(self.scrape.sample.unknown))})
+        """Each on its own: a collector that hangs must not keep the knobs."""
+        endings = [self.control.aclose()]
         if self.pusher is not None:
-            pushed = {(result,): n for result, n in self.pusher.results.items()}
-            own.counters("pushed_records_total", pushed)
-            own.gauges("push_queue_records", {(): float(len(self.pusher))})
-        self._refresh_engine(now)
-
-    def _refresh_engine(self, _now: float) -> None:
-        target, family = self.target, self.registry.family
-        fleet = dataclasses.astuple(self.pipeline.identity)
-        alive = self.watch.alive and self.scrape.state.up is not False
-        family("engine_up").replace({fleet: float(alive)})
-        family("engine_info").replace({(*fleet, target.version or "unknown"): 1.0})
-        if target.start_unix_seconds is not None:
-            key = (target.engine, target.server)
-            family("engine_start_time_seconds").replace({key: target.start_unix_seconds})
-
-    def _drops(self) -> dict[tuple[str, ...], int]:
-        drops: dict[tuple[str, ...], int] = {
-            (c.source.source.value, reason): n
-            for c in self.selection.candidates
-            for reason, n in c.source.drops().items()
-        }
-        for source, n in self.pipeline.failed.items():
-            drops[source, "not_countable"] = n
-        return {**drops, **self.selection.drops}
+            endings.append(self.pusher.flush())
+        tasks = [asyncio.wait_for(ending, _END_SECONDS) for ending in endings]
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.warning("at the end: %r", result)
 
     async def _read_rest(self) -> None:
         """In the rhythm of the scrape: processes, GPUs, knobs."""
@@ -322,19 +230,13 @@ class Sidecar:
             )
         if config.tap != "off":
             tap = TapSource(target.host, target.port, interface=config.tap_interface)
-            found.append(Candidate(tap, lambda: tap_missing(target.host, target.port)))
+            right = Remembered(lambda: tap_missing(target.host, target.port), _RIGHT_SECONDS)
+            found.append(Candidate(tap, right))
         if config.relay is not None:
             host, port = config.relay_address()
             relay = RelaySource(host, port, target.host, target.port, server=target.server)
             found.append(Candidate(relay, lambda: None, always=True))
         return found
-
-    def _why_not(self, source: Source) -> str:
-        if source is Source.PLUGIN:
-            return f"there is no plug-in for {self.target.engine}"
-        if source is Source.TAP:
-            return "off in the settings (sidecar.tap)"
-        return "not configured (sidecar.relay)"
 
     def _plugin_connected(self) -> None:
         self.selection.choose()
