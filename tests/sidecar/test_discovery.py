@@ -72,6 +72,7 @@ async def test_engines_are_found_others_are_left_alone_unknown_kinds_are_reporte
     assert (found[other.port].engine, found[other.port].supported) == ("sglang", False)
     assert found[other.port].version == "0.5.23"
     assert engine.hits == {"/v1/models": 1, "/version": 1}
+    assert web.hits == {"/v1/models": 1}
 
 
 async def test_the_real_process_table_can_be_read() -> None:

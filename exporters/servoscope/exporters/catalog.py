@@ -111,7 +111,7 @@ CATALOG: tuple[Metric, ...] = (
     _m("request", _H, "decode_seconds", "seconds", SLICE,
        "From the first to the last generated token."),
     _m("request", _H, "e2e_seconds", "seconds", SLICE,
-       "From the request received to its end."),
+       "From the request received to its end, of requests served in full (completed, length)."),
     _m("request", _H, "prompt_tokens", "tokens", SLICE, "Prompt length of finished requests."),
     _m("request", _H, "output_tokens", "tokens", SLICE, "Generated tokens of finished requests."),
     _m("request", _H, "cached_tokens", "tokens", SLICE,

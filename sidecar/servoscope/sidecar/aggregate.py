@@ -1,6 +1,6 @@
 """Finished requests into histograms, counters and SLI counters, under caps.
 
-Which requests enter what (docs/outcomes.md):
+Which requests enter what:
 
 * ``requests_total`` counts every record; prompt, output and cached tokens whatever the outcome.
 * TTFT, queue, prefill, decode, TPOT and inter-token gaps count where the milestone was reached,

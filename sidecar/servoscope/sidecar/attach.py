@@ -120,13 +120,20 @@ async def get_json(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
             return answer.status, None
 
 
-async def identify(session: aiohttp.ClientSession, base: str) -> Answers | None:
+async def identify(
+    session: aiohttp.ClientSession, base: str, *, thorough: bool = True
+) -> Answers | None:
     """Who serves at ``base``, by /v1/models and then one path of the kind it names.
+
+    Where the list does not say, every known path is tried; unless ``thorough``, only if there is
+    a list at all or it is locked: a web page of somebody else gets one request.
 
     Raises OSError, TimeoutError or aiohttp.ClientError when nobody answers at all.
     """
-    _, listed = await get_json(session, f"{base}/v1/models")
+    status, listed = await get_json(session, f"{base}/v1/models")
     entry = _first_model(listed)
+    if not (thorough or entry or status in (401, 403)):
+        return None
     engine = _OWNERS.get(str(entry.get("owned_by", "")).lower())
     answers = await _details(session, base, engine)
     if answers is None:

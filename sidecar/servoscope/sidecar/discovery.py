@@ -23,7 +23,7 @@ __all__ = ["discover", "looks_like_a_server", "worth_asking"]
 _LIKELY = re.compile(
     r"python|vllm|sglang|llama|text-generation|tgi|tritonserver|trtllm|xllamacpp", re.IGNORECASE
 )
-_NEVER = re.compile(r"servoscope[ .]+(sidecar|collector|up|cli)|jupyter|ipykernel|pytest-xdist")
+_NEVER = re.compile(r"servoscope[ .]+(sidecar|collector|up|cli)|jupyter|ipykernel")
 _PROBE_SECONDS = 3.0
 _MAX_PORTS = 64
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}
@@ -71,7 +71,7 @@ async def _ask(host: str, port: int) -> Target | None:
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
             async with aiohttp.ClientSession(trust_env=False) as session:
-                answers = await identify(session, base)
+                answers = await identify(session, base, thorough=False)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
     if answers is None:
