@@ -168,3 +168,11 @@ async def _until(done: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not done():  # noqa: ASYNC110 - whatever the test waits for
             await asyncio.sleep(0.01)
+
+
+async def test_a_large_text_is_read_too(bench: Bench, engine: Any) -> None:
+    bench.loop._config = replace(CONFIG, scrape_max_bytes=10_000_000, scrape_timeout_seconds=5.0)
+    small = engine.metrics()
+    engine.metrics = lambda: small + "# a comment\n" * 50_000
+    await bench.loop.once()
+    assert bench.value(TOKENS) == 50.0

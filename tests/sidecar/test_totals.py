@@ -78,3 +78,12 @@ def test_a_label_missing_after_a_restart_starts_at_zero_when_it_comes_back() -> 
     step = totals.observe({"a": 1.0, "b": 3.0}, "two")
     assert step.deltas["b"] == 3.0
     assert totals.total("b") == 10.0
+
+
+def test_keys_at_100_times_the_cap_are_bounded_and_known_ones_go_on() -> None:
+    totals: Totals[int] = Totals(max_keys=100)
+    for i in range(10_000):
+        totals.observe({0: float(i), i + 1: 1.0}, "one")
+    assert len(totals.totals()) == 100
+    assert totals.total(0) == 9_999.0
+    assert totals.ignored == 10_000 - 99

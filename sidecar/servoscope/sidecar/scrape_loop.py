@@ -26,6 +26,7 @@ __all__ = ["ScrapeLoop"]
 
 log = logging.getLogger(__name__)
 
+_LARGE_CHARACTERS = 256 * 1024
 _MAX_REFUSED_NAMES = 100  # they come from the engine's text: an engine gone mad must not fill us
 
 
@@ -91,7 +92,11 @@ class ScrapeLoop:
             self.state.failed(fetched, self._clock())
             self._metrics.gone()
             return
-        self._take(fetched, self._parser.parse(fetched.text), epoch)
+        if len(fetched.text) > _LARGE_CHARACTERS:  # do not hold up records meanwhile
+            sample = await asyncio.to_thread(self._parser.parse, fetched.text)
+        else:
+            sample = self._parser.parse(fetched.text)
+        self._take(fetched, sample, epoch)
 
     @property
     def counts_requests(self) -> bool:

@@ -12,7 +12,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-__all__ = ["Step", "Totals"]
+__all__ = ["MAX_KEYS", "Step", "Totals"]
+
+MAX_KEYS = 50_000  # 64 ranks x 10 models x 30 buckets x 4 histograms need less
 
 K = TypeVar("K", bound=Hashable)
 
@@ -27,9 +29,14 @@ class Step(Generic[K]):
 
 
 class Totals(Generic[K]):
-    """Totals by key. The first reading is taken as it is: totals start at the engine's own."""
+    """Totals by key. The first reading is taken as it is: totals start at the engine's own.
 
-    def __init__(self) -> None:
+    Keys come from an engine's text, so there is a cap: ``ignored`` counts readings beyond it.
+    """
+
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
+        self.ignored = 0
         self._last: dict[K, float] = {}
         self._total: dict[K, float] = {}
         self._epoch: Hashable = None
@@ -49,6 +56,9 @@ class Totals(Generic[K]):
         for key, value in readings.items():
             last = self._last.get(key)
             if last is None:
+                if len(self._last) >= self._max_keys:
+                    self.ignored += 1
+                    continue
                 delta = value if self._primed else 0.0
                 self._total[key] = value
             elif value >= last:
