@@ -13,17 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import settings
 
 from servoscope.alerts.spec import Objective, default_spec
 from servoscope.collector.app import run_collector
 from servoscope.collector.config import CollectorConfig
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.wire import encode_batch
-
-# No test here may fail because the machine was busy.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 NOW = 1_800_000_000.0
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from servoscope.exporters.catalog import metric
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["CONTENT_TYPE", "Telemetry"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PREFIX = "servoscope_collector"
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Telemetry:
@@ -24,40 +24,31 @@ class Telemetry:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"{_PREFIX}_{name}", text, labels, registry=self.registry)
+        def counter(name: str) -> Counter:
+            line = metric(f"collector_{name}_total")
+            return Counter(line.full_name, line.help, line.labels, registry=self.registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"{_PREFIX}_{name}", text, registry=self.registry)
+        def gauge(name: str) -> Gauge:
+            line = metric(f"collector_{name}")
+            return Gauge(line.full_name, line.help, line.labels, registry=self.registry)
 
-        def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"{_PREFIX}_{name}", text, registry=self.registry, buckets=_SECONDS)
+        def seconds(name: str) -> Histogram:
+            line = metric(f"collector_{name}_seconds")
+            return Histogram(
+                line.full_name, line.help, line.labels, registry=self.registry, buckets=line.buckets
+            )
 
-        self.batches = counter(
-            "batches_total",
-            "Batches by result: stored, duplicate, refused, busy, failed.",
-            "result",
-        )
-        self.records = counter(
-            "records_total", "Rows of stored batches by result: stored, refused.", "result"
-        )
-        self.refused_values = counter(
-            "refused_values_total", "Measurements that were replaced by nothing."
-        )
-        self.unknown_columns = counter(
-            "unknown_columns_total", "Columns of stored batches that nobody here knows."
-        )
-        self.questions = counter(
-            "questions_total", "Questions by result: answered, busy, failed.", "result"
-        )
-        self.expired_records = counter(
-            "expired_records_total", "Records deleted by retention, by reason: age, size.", "reason"
-        )
-        self.pending = gauge("pending_batches", "Batches received and not yet stored.")
-        self.store_bytes = gauge("store_bytes", "Size of the database files.")
-        self.up = gauge("store_up", "1 while the last write succeeded, else 0.")
-        self.decode_seconds = seconds("decode_seconds", "Time to decode and judge one batch.")
-        self.insert_seconds = seconds("insert_seconds", "Time to store one batch.")
+        self.batches = counter("batches")
+        self.records = counter("records")
+        self.refused_values = counter("refused_values")
+        self.unknown_columns = counter("unknown_columns")
+        self.questions = counter("questions")
+        self.expired_records = counter("expired_records")
+        self.pending = gauge("pending_batches")
+        self.store_bytes = gauge("store_bytes")
+        self.up = gauge("store_up")
+        self.decode_seconds = seconds("decode")
+        self.insert_seconds = seconds("insert")
         for result in ("stored", "duplicate", "refused", "busy", "failed"):
             self.batches.labels(result)  # a series from the start: rate() sees the first one
         for result in ("stored", "refused"):

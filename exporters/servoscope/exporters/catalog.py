@@ -62,7 +62,7 @@ class Metric:
     unit: str  # "seconds", "tokens", "bytes", "ratio" (0..1), "1" for counts and states
     labels: tuple[str, ...]
     help: str
-    part: str  # request, slo, engine, gpu, control, drift, self
+    part: str  # request, slo, engine, gpu, control, drift, self, collector
     since: str | None = "0.1.0"  # None: reserved, not published yet
 
     @property
@@ -266,6 +266,27 @@ CATALOG: tuple[Metric, ...] = (
     _m("self", _G, "push_queue_records", "1", _SERVER, "Records waiting for the collector."),
     _m("self", _C, "reconcile_requests_total", "1", (*_SERVER, "side"),
        "Finished requests counted by us and by the engine: side ours, engine."),
+    # ---- collector -----------------------------------------------------------------------------
+    _m("collector", _C, "collector_batches_total", "1", ("result",),
+       "Batches by result: stored, duplicate, refused, busy, failed."),
+    _m("collector", _C, "collector_records_total", "1", ("result",),
+       "Rows of stored batches by result: stored, refused."),
+    _m("collector", _C, "collector_refused_values_total", "1", (),
+       "Measurements that were replaced by nothing."),
+    _m("collector", _C, "collector_unknown_columns_total", "1", (),
+       "Columns of stored batches that nobody here knows."),
+    _m("collector", _C, "collector_questions_total", "1", ("result",),
+       "Questions by result: answered, busy, failed."),
+    _m("collector", _C, "collector_expired_records_total", "1", ("reason",),
+       "Records deleted by retention, by reason: age, size."),
+    _m("collector", _G, "collector_pending_batches", "1", (),
+       "Batches received and not yet stored."),
+    _m("collector", _G, "collector_store_bytes", "bytes", (), "Size of the database files."),
+    _m("collector", _G, "collector_store_up", "1", (),
+       "1 while the last write succeeded, else 0."),
+    _m("collector", _H, "collector_decode_seconds", "seconds", (),
+       "Time to decode and judge one batch."),
+    _m("collector", _H, "collector_insert_seconds", "seconds", (), "Time to store one batch."),
 )  # fmt: skip
 
 _BY_NAME = {m.name: m for m in CATALOG}
