@@ -20,7 +20,7 @@ from servoscope.exporters.catalog import (
 )
 
 ROOT = Path(__file__).parents[2]
-PARTS = {"request", "slo", "engine", "gpu", "control", "drift", "self"}
+PARTS = {"request", "slo", "engine", "gpu", "control", "drift", "self", "collector"}
 UNITS = {"seconds", "tokens", "bytes", "ratio", "watts", "celsius", "hertz", "1"}
 EACH = pytest.mark.parametrize("line", CATALOG, ids=lambda m: m.name)
 
