@@ -746,6 +746,13 @@ def test_embeddings_have_tokens_and_e2e_only() -> None:
     assert record.time_to_first_token_seconds is None
 
 
+def test_json_under_curls_content_type_is_read() -> None:
+    subject = exchange()
+    headers = "Content-Type: application/x-www-form-urlencoded\r\n"
+    subject.client_bytes(request({"model": "q"}, "/completion", headers), 1)
+    assert subject.open_requests()[0].model_name == "q"
+
+
 def test_multipart_request_body_is_not_held() -> None:
     budget = Budget()
     subject = exchange(budget=budget)

@@ -89,7 +89,8 @@ class Call:
         self._inflater: Inflater | None = None
         self._splitter: EventSplitter | None = None
         self._whole: Buffer | None = None
-        if endpoint is not None and b"json" in (head.content_type or b"json"):
+        # llama.cpp takes JSON under any content type; a multipart body is audio.
+        if endpoint is not None and not head.content_type.startswith(b"multipart/"):
             try:
                 self._request_inflater = inflater_for(head.coding, shared.limits.decoded_bytes)
                 self._request = Buffer(shared.limits.request_body_bytes, shared.budget)
