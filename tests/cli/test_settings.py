@@ -37,7 +37,8 @@ def test_environment_wins_over_the_file() -> None:
         ("slos: 5", "slos: expected a list"),
         ("- a", "expected a mapping of sections"),
         ("a: [", "not YAML"),
-        ("notify: {page_webhook_url: 'ftp://x'}", "notify.page_webhook_url"),
+        ("notify: {page: [{webhook: {url: 'ftp://x'}}]}", "notify.page[0]"),
+        ("notify: {pager: []}", "notify.pager"),
     ],
 )
 def test_wrong_keys_are_named(text: str, key: str) -> None:
@@ -53,7 +54,9 @@ def test_every_problem_is_told_at_once() -> None:
 
 
 def test_shown_configuration_reads_back_to_itself() -> None:
-    settings = parse_settings("sidecar: {port: 9801}\n", {})
+    text = "sidecar: {port: 9801}\nnotify: {page: [{webhook: {url: 'http://127.0.0.1:1/x'}}]}\n"
+    settings = parse_settings(text, {})
+    assert settings.notify.page
     assert parse_settings(as_yaml(settings), {}) == settings
 
 

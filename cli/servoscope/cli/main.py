@@ -42,6 +42,7 @@ COMMANDS: dict[str, str] = {
     "collector": "servoscope.cli.commands.collector",
     "inspect": "servoscope.cli.commands.inspect",
     "knobs": "servoscope.cli.commands.knobs",
+    "slo": "servoscope.cli.commands.slo",
     "config": "servoscope.cli.commands.config",
 }
 
@@ -51,6 +52,7 @@ SUMMARIES: dict[str, str] = {
     "collector": "keep request records of a fleet and answer for them",
     "inspect": "what an engine is, which sources are in force, what they cannot see",
     "knobs": "read, set or release an engine's knobs through its sidecar",
+    "slo": "compile objectives into Prometheus rules and an Alertmanager configuration",
     "config": "check or show the configuration in force",
 }
 

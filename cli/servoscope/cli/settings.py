@@ -19,12 +19,12 @@ import cattrs
 import yaml
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 
+from servoscope.alerts.alertmanager import Notify, parse_notify
 from servoscope.alerts.spec import Objective, SpecError, default_spec, load_spec
 from servoscope.collector.config import CollectorConfig
 from servoscope.sidecar.config import ControlConfig, LabelsConfig, SidecarConfig
 
 __all__ = [
-    "NotifyConfig",
     "Settings",
     "SettingsError",
     "as_yaml",
@@ -41,22 +41,6 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class NotifyConfig:
-    """Where pages, tickets and capacity notes go. Empty: only Alertmanager shows them."""
-
-    page_webhook_url: str = ""
-    ticket_webhook_url: str = ""
-    capacity_webhook_url: str = ""
-
-    def validate(self) -> None:
-        """Raises ValueError naming the key."""
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if value and not value.startswith(("http://", "https://")):
-                raise ValueError(f"{item.name}: {value!r} is not an http(s) URL")
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole configuration. ``slos`` lists spec files; empty means the built-in objectives.
 
@@ -66,7 +50,8 @@ class Settings:
     sidecar: SidecarConfig = field(default_factory=SidecarConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     slos: tuple[str, ...] = ()
-    notify: NotifyConfig = field(default_factory=NotifyConfig)
+    notify: Notify = field(default_factory=Notify)
+    notify_section: Mapping[str, Any] = field(default_factory=dict)  # as written, for `show`
     origin: str = "defaults"
 
     def objectives(self) -> tuple[Objective, ...]:
@@ -184,6 +169,11 @@ def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>"
         section, wrong = _section(name, tree.get(name))
         problems += wrong
         built[name] = section
+    try:
+        built["notify"] = parse_notify(tree.get("notify"))
+        built["notify_section"] = tree.get("notify") or {}
+    except SpecError as error:
+        problems.append(str(error))
     if problems:
         raise SettingsError("\n  ".join([f"{origin}:", *problems]))
     built["sidecar"] = dataclasses.replace(
@@ -209,7 +199,7 @@ def _tree(text: str, origin: str) -> dict[str, Any]:
 
 def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> list[str]:
     """Put the environment over ``tree``; return what is wrong with the names of either."""
-    sections = ("slos", *SECTIONS)
+    sections = ("slos", "notify", *SECTIONS)
     problems = [unknown_key("", str(key), sections) for key in tree if key not in sections]
     for section, values in _environment(environ).items():
         if section not in SECTIONS:
@@ -247,7 +237,6 @@ SECTIONS: dict[str, Any] = {
     "collector": CollectorConfig,
     "labels": LabelsConfig,
     "control": ControlConfig,
-    "notify": NotifyConfig,
 }
 
 
@@ -283,11 +272,11 @@ def as_yaml(settings: Settings) -> str:
         "labels": settings.sidecar.labels,
         "control": settings.sidecar.control,
         "collector": settings.collector,
-        "notify": settings.notify,
     }
     tree = {name: CONVERTER.unstructure(part) for name, part in parts.items()}
     for section in ("labels", "control"):
         tree["sidecar"].pop(section)
+    tree["notify"] = dict(settings.notify_section)
     tree["slos"] = list(settings.slos)
     return yaml.safe_dump(_plain(tree), sort_keys=False, default_flow_style=False)
 

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
+from servoscope.alerts.data import data_text
 from servoscope.collector.answers import (
     ErrorAnswer,
     HealthAnswer,
@@ -181,6 +182,15 @@ def questions(collector: Collector) -> APIRouter:
             slo_digest=digest(collector.objectives),
             drift_freeze=False,
         )
+
+    @router.get("/runbooks/{page}", response_class=Response)
+    async def get_runbook(page: str) -> Response:
+        """A page of alerts/runbooks, as Markdown: where every alert's runbook_url leads."""
+        try:
+            text = data_text("runbooks", page)
+        except (OSError, ValueError) as error:
+            raise IngestError(404, "page", f"there is no runbook {page!r}") from error
+        return Response(text, headers={"content-type": "text/markdown; charset=utf-8"})
 
     @router.get("/metrics", include_in_schema=False)
     async def get_metrics() -> Response:

@@ -1,0 +1,66 @@
+"""``servoscope slo compile``: objectives → Prometheus rules, and the Alertmanager configuration."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TextIO
+
+from servoscope.alerts.alertmanager import EXAMPLE, Notify, compile_alertmanager
+from servoscope.alerts.rules import compile_engine_rules, compile_rules, notes
+from servoscope.alerts.spec import Spec, SpecError, default_spec, load_spec
+from servoscope.cli.main import CommandError
+from servoscope.cli.settings import load_settings
+
+__all__ = ["HELP", "add_arguments", "execute"]
+
+HELP = "compile objectives into Prometheus rules and an Alertmanager configuration"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare flags."""
+    actions = parser.add_subparsers(dest="action", metavar="compile", required=True)
+    build = actions.add_parser("compile", help="write rules/*.yaml and alertmanager.yaml")
+    build.add_argument(
+        "specs", nargs="*", metavar="SPEC", help="spec files (default: `slos` of the configuration)"
+    )
+    build.add_argument("--out", type=Path, required=True, metavar="DIRECTORY", help="where to")
+
+
+def execute(args: argparse.Namespace, out: TextIO) -> int:
+    """Compile; say what was adapted and what to do with the files."""
+    settings = load_settings(args.config)
+    specs = _specs(args.specs or list(settings.slos))
+    files = {"rules/engines.yaml": compile_engine_rules()}
+    for name, spec in specs.items():
+        files[f"rules/{name}.yaml"] = compile_rules(spec)
+    receivers = EXAMPLE if settings.notify == Notify() else settings.notify
+    files["alertmanager.yaml"] = compile_alertmanager(receivers)
+    for name, text in files.items():
+        path = args.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        out.write(f"wrote {path}\n")
+    for name, spec in specs.items():
+        out.writelines(f"{name}: {note}\n" for note in notes(spec))
+    if receivers is EXAMPLE:
+        out.write("alertmanager.yaml has example receivers: write yours under `notify`\n")
+    return 0
+
+
+def _specs(names: list[str]) -> dict[str, Spec]:
+    """File stem → spec; the built-in one when none is named."""
+    if not names:
+        return {"default": default_spec()}
+    specs: dict[str, Spec] = {}
+    for name in names:
+        path = Path(name).expanduser()
+        if path.stem in (*specs, "engines"):
+            raise CommandError(f"{name}: the name {path.stem} is taken; rename the file")
+        try:
+            specs[path.stem] = load_spec(path.read_text(encoding="utf-8"), path.name)
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"cannot read {name}: {error}") from error
+        except SpecError as error:
+            raise CommandError(f"{name}: {error}") from error
+    return specs

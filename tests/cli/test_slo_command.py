@@ -1,0 +1,51 @@
+"""`servoscope slo compile`: what it writes is what Prometheus and Alertmanager accept."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from servoscope.cli.main import main
+from stack.processes import ensure_installed
+
+SPEC = """\
+service: shop
+objectives:
+  - {name: chat-ttft, sli: time_to_first_token, threshold: 1s, target: 99%, window: 7d,
+     where: {request_type: chat}}
+"""
+
+
+def test_compiled_files_pass_the_real_checkers(tmp_path: Path) -> None:
+    ensure_installed()
+    spec = tmp_path / "shop.yaml"
+    spec.write_text(SPEC)
+    config = tmp_path / "servoscope.yaml"
+    config.write_text("notify: {page: [{webhook: {url: 'http://127.0.0.1:1/x'}}]}\n")
+    out = io.StringIO()
+    words = ["--config", str(config), "slo", "compile", str(spec), "--out", str(tmp_path / "o")]
+    assert main(words, out) == 0
+    rules = sorted((tmp_path / "o" / "rules").glob("*.yaml"))
+    assert [p.name for p in rules] == ["engines.yaml", "shop.yaml"]
+    subprocess.run(["promtool", "check", "rules", *map(str, rules)], check=True)
+    subprocess.run(["amtool", "check-config", str(tmp_path / "o/alertmanager.yaml")], check=True)
+    assert "http://127.0.0.1:1/x" in (tmp_path / "o" / "alertmanager.yaml").read_text()
+    assert "example receivers" not in out.getvalue()
+
+
+def test_default_objectives_without_any_file(tmp_path: Path) -> None:
+    out = io.StringIO()
+    assert main(["slo", "compile", "--out", str(tmp_path)], out) == 0
+    assert (tmp_path / "rules" / "default.yaml").is_file()
+    assert "example receivers" in out.getvalue()
+
+
+def test_wrong_specs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "shop.yaml"
+    spec.write_text(SPEC.replace("99%", "200%"))
+    assert main(["slo", "compile", str(spec), "--out", str(tmp_path)], io.StringIO()) == 1
+    assert "objectives[0].target" in capsys.readouterr().err
+    assert main(["slo", "compile", "/none.yaml", "--out", str(tmp_path)], io.StringIO()) == 1
