@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import yaml
-from servoscope.alerts.rules import compile_rules
 
+from servoscope.alerts.rules import compile_rules
 from servoscope.alerts.spec import default_spec
 from servoscope.dashboards.promql import QueryError, Recorded
 

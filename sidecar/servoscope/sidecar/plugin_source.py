@@ -40,6 +40,7 @@ BLIND_TO = (
     "requests that the HTTP front end answers itself (4xx, overload before the engine)",
     "headers: the x-request-type hint and the tenant",
     "time on the wire and in the HTTP server: its clock starts when the engine got the request",
+    "requests that came within the last second before the engine's process was killed",
 )
 INSTALL_HINT = (
     "no plug-in in this engine: install servoscope in the engine's environment "
