@@ -23,9 +23,9 @@ from servoscope.exporters.vllm.knobs import (
     find_knob_sockets,
     state_from_message,
 )
+from servoscope.exporters.vllm.line_server import LineServer
 from servoscope.exporters.vllm.requests import ProtocolError
 from servoscope.exporters.vllm.scheduler import Pilot, steered
-from servoscope.exporters.vllm.sockets import LineServer
 
 
 class Core:

@@ -13,7 +13,8 @@ import pytest
 
 from exporters.vllm import fakes
 from servoscope.exporters.vllm import plugin, stats_feed
-from servoscope.exporters.vllm.sockets import LineServer, connect
+from servoscope.exporters.vllm.line_server import LineServer
+from servoscope.exporters.vllm.sockets import connect
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,6 +25,7 @@ IN_ENGINE = (
     "knob_server",
     "knob_state",
     "lifecycle",
+    "line_server",
     "lines",
     "open_requests",
     "request_parts",
@@ -31,6 +33,7 @@ IN_ENGINE = (
     "sockets",
     "stats_buffer",
     "stats_feed",
+    "step_counters",
 )
 
 ISOLATED = """

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from exporters.vllm import fakes
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.vllm import stats_feed
+from servoscope.exporters.vllm.line_server import Connection, LineServer
 from servoscope.exporters.vllm.requests import (
     Hello,
     ProtocolError,
@@ -22,7 +23,7 @@ from servoscope.exporters.vllm.requests import (
     hello_from_message,
     record_from_message,
 )
-from servoscope.exporters.vllm.sockets import Connection, LineServer, connect
+from servoscope.exporters.vllm.sockets import connect
 from servoscope.exporters.vllm.stats_feed import StatsFeed, StatsHandler, observe
 
 HELLO = Hello(

@@ -9,11 +9,11 @@ from exporters.vllm import fakes
 from servoscope.exporters.vllm.scheduler import (
     MAX_FAULTS,
     Pilot,
-    StepCounters,
     read_envelope,
     steered,
     wrap_scheduler_config,
 )
+from servoscope.exporters.vllm.step_counters import StepCounters
 
 
 def made(base: type = fakes.Scheduler, **config: Any) -> tuple[Any, Pilot]:

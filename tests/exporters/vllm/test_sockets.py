@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from servoscope.exporters.vllm import sockets
+from servoscope.exporters.vllm import line_server
+from servoscope.exporters.vllm.line_server import MAX_CONNECTIONS, Connection, LineServer
 from servoscope.exporters.vllm.lines import encode_line
 from servoscope.exporters.vllm.sockets import (
-    Connection,
-    LineServer,
     allowed,
     connect,
     remove_stale,
@@ -120,7 +119,7 @@ def test_a_fault_in_the_handler_is_that_peers_answer(start: Start, tmp_path: Pat
 def test_a_peer_that_does_not_read_is_closed_and_costs_no_memory(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "MAX_OUT_BYTES", 10_000)
+    monkeypatch.setattr(line_server, "MAX_OUT_BYTES", 10_000)
     server = start(tmp_path / "a.sock")
     with connect(tmp_path / "a.sock") as deaf, connect(tmp_path / "a.sock") as peer:
         until(lambda: len(server._connections) == 2)
@@ -132,7 +131,7 @@ def test_a_peer_that_does_not_read_is_closed_and_costs_no_memory(
 
 def test_too_many_peers_are_refused(start: Start, tmp_path: Path) -> None:
     start(tmp_path / "a.sock")
-    peers = [connect(tmp_path / "a.sock") for _ in range(sockets.MAX_CONNECTIONS)]
+    peers = [connect(tmp_path / "a.sock") for _ in range(MAX_CONNECTIONS)]
     try:
         for peer in peers:
             assert lines(peer, 1) == [b'{"type":"hello"}\n']
@@ -199,3 +198,10 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
     shared.chmod(0o777)
     with pytest.raises(PermissionError, match="writable by everybody"):
         LineServer(shared / "a.sock", Echo())
+
+
+def test_a_server_that_never_started_leaves_nothing(tmp_path: Path) -> None:
+    server = LineServer(tmp_path / "a.sock", Echo())
+    server.stop()
+    server.stop()
+    assert list(tmp_path.iterdir()) == []

@@ -24,8 +24,8 @@ from typing import Any
 
 from servoscope.exporters.vllm import facts
 from servoscope.exporters.vllm.knob_state import KNOB_UNITS, KnobRefusedError, LeaseError
+from servoscope.exporters.vllm.line_server import Connection, LineServer
 from servoscope.exporters.vllm.scheduler import Pilot, rank_of
-from servoscope.exporters.vllm.sockets import Connection, LineServer
 
 __all__ = ["KnobHandler", "serve_knobs"]
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
-from servoscope.exporters.vllm.lines import PROTOCOL, LineDecoder, encode_line
+from servoscope.exporters.vllm.hello import (
+    Hello,
+    ProtocolError,
+    count_of,
+    flag_of,
+    hello_from_message,
+    number_of,
+    text_of,
+)
+from servoscope.exporters.vllm.lines import LineDecoder, encode_line
 from servoscope.exporters.vllm.request_parts import MAX_GAPS
 from servoscope.exporters.vllm.sockets import connect, sockets_of
 
@@ -32,93 +39,11 @@ __all__ = [
 READ_BYTES = 65536
 HELLO_SECONDS = 5.0
 OPEN_POLL_SECONDS = 1.0
-MAX_TEXT = 256
-
-
-class ProtocolError(RuntimeError):
-    """The other side is no plug-in of a version we know, or it refused us; the text says why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """First line of either socket."""
-
-    protocol: int
-    version: str  # of the plug-in
-    engine: str
-    engine_version: str
-    boot_id: str  # one an engine process: another one means a restart
-    pid: int
-    rank: int | None = None
-    model_names: tuple[str, ...] = ()
-    started_unix_seconds: float | None = None
-    boot_values: Mapping[str, Any] = field(default_factory=dict)
-    missing: tuple[str, ...] = ()  # what this engine version lacks
-    off: str = ""  # why the plug-in does nothing, '' when it works
-
-    @property
-    def model_name(self) -> str:
-        """The name the model is served under first."""
-        return self.model_names[0] if self.model_names else "unknown"
 
 
 def find_stats_sockets(run_dirs: Iterable[Path], pids: Iterable[int]) -> list[Path]:
     """Stats sockets of these processes (pids as seen from here or from inside a container)."""
     return sockets_of(run_dirs, pids, "stats-{pid}.sock")
-
-
-def hello_from_message(message: Mapping[str, Any]) -> Hello:
-    """Check the first line. Raises ProtocolError."""
-    kind = message.get("type")
-    if kind == "refused":
-        raise ProtocolError(f"the plug-in refused: {_text(message.get('why'))}")
-    if kind != "hello":
-        raise ProtocolError(f"first line is {kind!r}, not hello: no Servoscope plug-in"[:200])
-    protocol = message.get("protocol")
-    if protocol != PROTOCOL:
-        raise ProtocolError(
-            f"protocol: the plug-in in the engine speaks {protocol!r}, this sidecar {PROTOCOL};"
-            " install the same servoscope version in both and restart the older one"[:300]
-        )
-    pid, boot = message.get("pid"), message.get("boot_id")
-    if not isinstance(pid, int) or not isinstance(boot, str):
-        raise ProtocolError("hello: pid and boot_id are missing")
-    names, values = message.get("model_names"), message.get("boot_values")
-    missing = message.get("missing")
-    return Hello(
-        protocol=PROTOCOL,
-        version=_text(message.get("version")) or "unknown",
-        engine=_text(message.get("engine")) or "unknown",
-        engine_version=_text(message.get("engine_version")) or "unknown",
-        boot_id=boot[:MAX_TEXT],
-        pid=pid,
-        rank=_count(message.get("rank")),
-        model_names=tuple(map(_text, names)) if isinstance(names, list) else (),
-        started_unix_seconds=_number(message.get("started_unix_seconds")),
-        boot_values=dict(values) if isinstance(values, dict) else {},
-        missing=tuple(map(_text, missing)) if isinstance(missing, list) else (),
-        off=_text(message.get("off")),
-    )
-
-
-def _text(value: object) -> str:
-    return value[:MAX_TEXT] if isinstance(value, str) else ""
-
-
-def _number(value: object) -> float | None:
-    """A finite number, or None (garbage in one field must not cost the others)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def record_from_message(message: Mapping[str, Any], hello: Hello) -> RequestRecord:
@@ -127,48 +52,48 @@ def record_from_message(message: Mapping[str, Any], hello: Hello) -> RequestReco
     Raises ValueError naming the field when there is no id, or no outcome that we know. Any other
     field that is no number becomes None; impossible values are for ``refuse_impossible``.
     """
-    ident = _text(message.get("request_id"))
+    ident = text_of(message.get("request_id"))
     if not ident:
         raise ValueError("request_id: missing")
     try:
-        outcome = Outcome(_text(message.get("outcome")))
+        outcome = Outcome(text_of(message.get("outcome")))
     except ValueError:
         raise ValueError(f"outcome: {message.get('outcome')!r} is none we know"[:200]) from None
     try:
-        phase = Phase(_text(message.get("phase")))
+        phase = Phase(text_of(message.get("phase")))
     except ValueError:
         phase = Phase.UNKNOWN
     gaps = message.get("inter_token_seconds")
-    known = [_number(gap) for gap in gaps[:MAX_GAPS]] if isinstance(gaps, list) else []
+    known = [number_of(gap) for gap in gaps[:MAX_GAPS]] if isinstance(gaps, list) else []
     tokenless = message.get("pooling") is True  # embeddings have no first token
     return RequestRecord(
         request_id=ident,
         source=Source.PLUGIN,
         outcome=outcome,
         phase=phase,
-        finish_reason=_text(message.get("finish_reason")) or None,
-        status_code=_count(message.get("status_code")),
+        finish_reason=text_of(message.get("finish_reason")) or None,
+        status_code=count_of(message.get("status_code")),
         engine=hello.engine,
-        rank=_count(message.get("rank")),
-        model_name=_text(message.get("lora")) or hello.model_name,
-        endpoint=_text(message.get("endpoint")) or None,
-        streaming=_flag(message.get("streaming")),
-        received_unix_seconds=_number(message.get("received_unix_seconds")),
-        first_token_unix_seconds=_number(message.get("first_token_unix_seconds")),
-        finished_unix_seconds=_number(message.get("finished_unix_seconds")),
-        queue_seconds=_number(message.get("queue_seconds")),
-        prefill_seconds=None if tokenless else _number(message.get("prefill_seconds")),
-        decode_seconds=None if tokenless else _number(message.get("decode_seconds")),
-        time_to_first_token_seconds=_number(message.get("time_to_first_token_seconds")),
-        time_per_output_token_seconds=_number(message.get("time_per_output_token_seconds")),
-        max_inter_token_seconds=_number(message.get("max_inter_token_seconds")),
-        e2e_seconds=_number(message.get("e2e_seconds")),
+        rank=count_of(message.get("rank")),
+        model_name=text_of(message.get("lora")) or hello.model_name,
+        endpoint=text_of(message.get("endpoint")) or None,
+        streaming=flag_of(message.get("streaming")),
+        received_unix_seconds=number_of(message.get("received_unix_seconds")),
+        first_token_unix_seconds=number_of(message.get("first_token_unix_seconds")),
+        finished_unix_seconds=number_of(message.get("finished_unix_seconds")),
+        queue_seconds=number_of(message.get("queue_seconds")),
+        prefill_seconds=None if tokenless else number_of(message.get("prefill_seconds")),
+        decode_seconds=None if tokenless else number_of(message.get("decode_seconds")),
+        time_to_first_token_seconds=number_of(message.get("time_to_first_token_seconds")),
+        time_per_output_token_seconds=number_of(message.get("time_per_output_token_seconds")),
+        max_inter_token_seconds=number_of(message.get("max_inter_token_seconds")),
+        e2e_seconds=number_of(message.get("e2e_seconds")),
         inter_token_seconds=tuple(gap for gap in known if gap is not None),
-        prompt_tokens=_count(message.get("prompt_tokens")),
-        output_tokens=_count(message.get("output_tokens")),
-        cached_tokens=_count(message.get("cached_tokens")),
-        max_output_tokens=_count(message.get("max_output_tokens")),
-        preemptions=_count(message.get("preemptions")),
+        prompt_tokens=count_of(message.get("prompt_tokens")),
+        output_tokens=count_of(message.get("output_tokens")),
+        cached_tokens=count_of(message.get("cached_tokens")),
+        max_output_tokens=count_of(message.get("max_output_tokens")),
+        preemptions=count_of(message.get("preemptions")),
     )
 
 
@@ -270,19 +195,19 @@ class StatsClient:
                 elif kind == "open":
                     self._open(message)
                 elif kind == "refused":
-                    raise ProtocolError(f"the plug-in refused: {_text(message.get('why'))}")
+                    raise ProtocolError(f"the plug-in refused: {text_of(message.get('why'))}")
                 elif kind in ("subscribed", "status"):
-                    self.dropped_total = _count(message.get("dropped")) or self.dropped_total
+                    self.dropped_total = count_of(message.get("dropped")) or self.dropped_total
         finally:
             if handed:
                 writer.write(encode_line({"op": "ack", "seq": handed}))
 
     def _record(self, message: dict[str, Any], on_record: Callable[[RequestRecord], None]) -> int:
         """Hand one record over; returns its number."""
-        hello, seq = self.hello, _count(message.get("seq")) or 0
+        hello, seq = self.hello, count_of(message.get("seq")) or 0
         if hello is None:
             return 0
-        self.dropped_total = _count(message.get("dropped")) or self.dropped_total
+        self.dropped_total = count_of(message.get("dropped")) or self.dropped_total
         if self._seen[0] == hello.boot_id and 0 < seq <= self._seen[1]:
             self.duplicates_total += 1  # our acknowledgement was lost with the last connection
             return seq
@@ -303,16 +228,16 @@ class StatsClient:
             return
         self.in_flight = [
             {
-                "request_id": _text(one.get("request_id")),
-                "phase": _text(one.get("phase")) or Phase.UNKNOWN.value,
-                "prompt_tokens": _count(one.get("prompt_tokens")),
-                "received_unix_seconds": _number(one.get("received_unix_seconds")),
-                "model_name": _text(one.get("lora")) or self.hello.model_name,
+                "request_id": text_of(one.get("request_id")),
+                "phase": text_of(one.get("phase")) or Phase.UNKNOWN.value,
+                "prompt_tokens": count_of(one.get("prompt_tokens")),
+                "received_unix_seconds": number_of(one.get("received_unix_seconds")),
+                "model_name": text_of(one.get("lora")) or self.hello.model_name,
             }
             for one in found
             if isinstance(one, dict)
         ]
-        self.in_flight_total = max(_count(message.get("total")) or 0, len(self.in_flight))
+        self.in_flight_total = max(count_of(message.get("total")) or 0, len(self.in_flight))
 
 
 async def _connected(path: Path) -> Any:

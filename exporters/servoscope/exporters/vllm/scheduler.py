@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from servoscope.exporters.vllm.knob_state import (
@@ -24,8 +23,9 @@ from servoscope.exporters.vllm.knob_state import (
     KnobValues,
     Target,
 )
+from servoscope.exporters.vllm.step_counters import StepCounters
 
-__all__ = ["Pilot", "StepCounters", "rank_of", "read_envelope", "steered", "wrap_scheduler_config"]
+__all__ = ["Pilot", "rank_of", "read_envelope", "steered", "wrap_scheduler_config"]
 
 MAX_FAULTS = 20
 HELD_IDLE_SLEEP_SECONDS = 0.001  # with nothing running a held engine would spin
@@ -40,60 +40,6 @@ NEEDED = (
 )
 
 log = logging.getLogger("servoscope.plugin")
-
-
-@dataclass(slots=True)
-class Steps:
-    """Largest step since this object was put in place. Replaced, never reset (no lock)."""
-
-    step_tokens_max: int = 0
-
-
-class StepCounters:
-    """What the scheduler did. Written by the engine's thread, read by the socket's."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.empty_steps = 0
-        self.held_steps = 0
-        self.scheduled_tokens = 0
-        self.scheduler_cpu_ns = 0
-        self.plugin_cpu_ns = 0
-        self._now = Steps()
-        self._before = Steps()
-        self._before_seen = 0
-
-    def stepped(self, tokens: int, cpu_ns: int, *, held: bool) -> None:
-        """One call of schedule."""
-        if tokens > 0:
-            self.steps += 1
-            self.scheduled_tokens += tokens
-            window = self._now
-            window.step_tokens_max = max(window.step_tokens_max, tokens)
-        else:
-            self.empty_steps += 1
-        if held:
-            self.held_steps += 1
-        self.scheduler_cpu_ns += cpu_ns
-
-    def take_step_tokens_max(self) -> int:
-        """Largest step since the last call. A step that ends meanwhile is seen by the next one."""
-        late = self._before.step_tokens_max
-        late = late if late > self._before_seen else 0
-        self._before, self._now = self._now, Steps()
-        self._before_seen = self._before.step_tokens_max
-        return max(late, self._before_seen)
-
-    def as_json(self) -> dict[str, float]:
-        """Totals since boot."""
-        return {
-            "steps": self.steps,
-            "empty_steps": self.empty_steps,
-            "held_steps": self.held_steps,
-            "scheduled_tokens": self.scheduled_tokens,
-            "scheduler_cpu_seconds": self.scheduler_cpu_ns / 1e9,
-            "plugin_cpu_seconds": self.plugin_cpu_ns / 1e9,
-        }
 
 
 def missing_attributes(scheduler: Any) -> list[str]:
@@ -168,11 +114,6 @@ class Pilot:
         self._applied: tuple[KnobValues, int] = (self.envelope.boot, 0)
         #: A target under which nothing is to be done: boot values, in force, no window open.
         self._rest: Target | None = self.law.target
-
-    @property
-    def passes(self) -> bool:
-        """True when the wrapper does nothing at all (off, or bypassed by the lease holder)."""
-        return bool(self.off) or self._target(self._clock()).bypass
 
     def counts(self) -> tuple[int, int]:
         """Requests (running, waiting) as the scheduler's lists say now."""

@@ -20,7 +20,8 @@ from typing import Any
 from servoscope.exporters.vllm import facts
 from servoscope.exporters.vllm.hooks import Hooks, install
 from servoscope.exporters.vllm.lifecycle import Lifecycle
-from servoscope.exporters.vllm.sockets import Connection, LineServer, remove_stale
+from servoscope.exporters.vllm.line_server import Connection, LineServer
+from servoscope.exporters.vllm.sockets import remove_stale
 from servoscope.exporters.vllm.stats_buffer import RecordBuffer
 
 __all__ = ["StatsFeed", "StatsHandler", "observe"]
@@ -197,7 +198,12 @@ def observe(
     server = LineServer(directory / f"stats-{feed.pid}.sock", handler, group_name=group_name)
     remove_stale(directory, "stats-*.sock")
     remove_stale(directory, "knobs-*.sock")
-    feed.missing = install(feed.hooks, feed.life, *classes)
+    try:
+        feed.missing = install(feed.hooks, feed.life, *classes)
+    except Exception:
+        feed.hooks.unwrap()
+        server.stop()
+        raise
     if not feed.hooks.installed:
         feed.hooks.off = f"unknown layout: {', '.join(feed.missing)}"
     os.register_at_fork(after_in_child=feed.hooks.unwrap)

@@ -1,0 +1,141 @@
+"""Sidecar side: what engine cores say of their knobs, and that as the vocabulary's Knobs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from servoscope.exporters.records import Knob, KnobMode
+from servoscope.exporters.vllm.hello import ProtocolError
+from servoscope.exporters.vllm.knob_state import KNOB_UNITS
+
+__all__ = ["RESTART_FLAGS", "KnobState", "RankKnob", "describe", "state_from_message"]
+
+#: How each knob is set when the engine has to be restarted for it.
+RESTART_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "chunk_tokens": "--max-num-batched-tokens",
+        "long_prefill_threshold_tokens": "--long-prefill-token-threshold",
+        "max_running_requests": "--max-num-seqs",
+    }
+)
+NOT_WRAPPED = "the engine was not started with SERVOSCOPE_KNOBS=1 and the plug-in"
+
+
+@dataclass(frozen=True, slots=True)
+class RankKnob:
+    """One knob on one rank."""
+
+    value: float
+    boot: float
+    minimum: float
+    maximum: float
+    why: str = ""  # not empty: cannot be set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnobState:
+    """What one engine core says: knobs, lease, and the scheduler's counters since its boot."""
+
+    rank: int
+    knobs: Mapping[str, RankKnob]
+    in_force: Mapping[str, int]  # the scheduler's attributes now; they follow at the next step
+    lease_owner: str | None
+    lease_seconds_left: float | None
+    leases_expired_total: int
+    bypass: bool
+    off: str
+    faults: int
+    running: int
+    waiting: int
+    steps: int
+    empty_steps: int
+    held_steps: int
+    scheduled_tokens: int
+    step_tokens_max: int  # largest step since this client's last read
+    scheduler_cpu_seconds: float
+    plugin_cpu_seconds: float
+
+
+def state_from_message(message: Mapping[str, Any]) -> KnobState:
+    """Check a ``state`` answer. Raises ProtocolError naming the field."""
+    where = "type"
+    try:
+        knobs: dict[str, RankKnob] = {}
+        for name, said in message["knobs"].items():
+            where = f"knobs.{name}"
+            knobs[str(name)] = RankKnob(
+                value=float(said["value"]),
+                boot=float(said["boot"]),
+                minimum=float(said["minimum"]),
+                maximum=float(said["maximum"]),
+                why=str(said.get("why", ""))[:300],
+            )
+        where = "lease"
+        lease = message.get("lease") or {}
+        where = "counters"
+        return KnobState(
+            rank=int(message["rank"]),
+            knobs=knobs,
+            in_force={str(k): int(v) for k, v in message.get("in_force", {}).items()},
+            lease_owner=lease.get("owner"),
+            lease_seconds_left=lease.get("seconds_left"),
+            leases_expired_total=int(message["leases_expired_total"]),
+            bypass=bool(message["bypass"]),
+            off=str(message.get("off", ""))[:300],
+            faults=int(message["faults"]),
+            running=int(message["running"]),
+            waiting=int(message["waiting"]),
+            steps=int(message["steps"]),
+            empty_steps=int(message["empty_steps"]),
+            held_steps=int(message["held_steps"]),
+            scheduled_tokens=int(message["scheduled_tokens"]),
+            step_tokens_max=int(message["step_tokens_max"]),
+            scheduler_cpu_seconds=float(message["scheduler_cpu_seconds"]),
+            plugin_cpu_seconds=float(message["plugin_cpu_seconds"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"state: {where}: {error!r}"[:300]) from error
+
+
+def describe(states: Sequence[KnobState]) -> list[Knob]:
+    """Every vLLM knob, over all ranks. Without states (no plug-in) what a restart could change.
+
+    Bounds are the tightest over the ranks; a knob whose ranks differ has no single value and
+    ``why`` says so.
+    """
+    return [_knob(name, unit, states) for name, unit in KNOB_UNITS.items()]
+
+
+def _knob(name: str, unit: str, states: Sequence[KnobState]) -> Knob:
+    ranks = [s.knobs[name] for s in states if name in s.knobs]
+    off = next((s.off for s in states if s.off), "")
+    if not ranks or off:
+        flag = RESTART_FLAGS.get(name)
+        return Knob(
+            name=name,
+            mode=KnobMode.RESTART if flag else KnobMode.OBSERVE,
+            unit=unit,
+            value=None,
+            boot_value=None,
+            minimum=None,
+            maximum=None,
+            why=(off or NOT_WRAPPED) + (f"; restart with {flag}" if flag else ""),
+        )
+    why = next((r.why for r in ranks if r.why), "")
+    values = {r.value for r in ranks}
+    if len(values) > 1:
+        why = why or f"ranks differ: {', '.join(f'{v:g}' for v in sorted(values))}"
+    refused = any(r.why for r in ranks)
+    return Knob(
+        name=name,
+        mode=KnobMode.OBSERVE if refused else KnobMode.LIVE,
+        unit=unit,
+        value=values.pop() if len(values) == 1 else None,
+        boot_value=min(r.boot for r in ranks),
+        minimum=max(r.minimum for r in ranks),
+        maximum=min(r.maximum for r in ranks),
+        why=why or f"boot value {min(r.boot for r in ranks):g} is the ceiling",
+    )
