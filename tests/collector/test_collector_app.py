@@ -411,7 +411,7 @@ def test_the_api_describes_itself(serve: Serve) -> None:
     document = client.get("/openapi.json").json
     assert set(document["paths"]) == {
         "/api/v1/lengths", "/api/v1/overview", "/api/v1/policy", "/api/v1/records",
-        "/api/v1/records/recent", "/healthz", "/readyz",
+        "/api/v1/records/recent", "/healthz", "/readyz", "/runbooks/{page}",
     }  # fmt: skip
     post = document["paths"]["/api/v1/records"]["post"]
     assert {"200", "400", "401", "408", "413", "415", "503"} <= set(post["responses"])
