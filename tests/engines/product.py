@@ -196,6 +196,11 @@ class Product:
                     return url
         raise FileNotFoundError(f"no sidecar registered in {self.run_dir}")
 
+    def end_sidecar(self) -> None:
+        """End the sidecar as an operator would."""
+        assert self.sidecar is not None
+        _end(self.sidecar)
+
     def kill_sidecar(self) -> None:
         """End the sidecar as a crash would."""
         assert self.sidecar is not None

@@ -264,28 +264,32 @@ def test_every_query_of_the_dashboard_has_data(product: Product, stack: Stack) -
 
 
 @pytest.mark.stack
-def test_a_breach_pages_and_resolves(engine: VllmServer, tmp_path: Path) -> None:
+def test_a_breach_pages_and_resolves(engine: VllmServer, product: Product, tmp_path: Path) -> None:
     """Windows divided by ten; ``python -m engines.page_timing`` measures the committed ones."""
     directory = tmp_path / "stack"
     directory.mkdir()
-    with (
-        product_with_spec(tmp_path / "product", engine) as second,
-        Stack(
-            directory,
-            rule_files=rule_files(tmp_path, FAST),
-            alertmanager_yaml=speed_up(compile_alertmanager()),
-            scrape_seconds=1,
-        ) as fast,
-        running(Load(engine.url)) as load,
-    ):
-        timing = breach_and_recover(fast, second, load, settle=8, breach=20, patience=120)
-        print(
-            f"\nwindows divided by ten: page after {timing.page_seconds:.1f} s, resolved "
-            f"{timing.resolve_seconds:.1f} s after the end"
-        )
-        assert "ServoscopeLatencyFarOverSlo" in timing.pages[0].alert_names()
-        assert timing.pages[-1].status == "resolved"
-        assert fast.rule_errors() == []
+    product.end_sidecar()  # one sidecar a server
+    try:
+        with (
+            product_with_spec(tmp_path / "product", engine) as second,
+            Stack(
+                directory,
+                rule_files=rule_files(tmp_path, FAST),
+                alertmanager_yaml=speed_up(compile_alertmanager()),
+                scrape_seconds=1,
+            ) as fast,
+            running(Load(engine.url)) as load,
+        ):
+            timing = breach_and_recover(fast, second, load, settle=8, breach=20, patience=120)
+            print(
+                f"\nwindows divided by ten: page after {timing.page_seconds:.1f} s, resolved "
+                f"{timing.resolve_seconds:.1f} s after the end"
+            )
+            assert "ServoscopeLatencyFarOverSlo" in timing.pages[0].alert_names()
+            assert timing.pages[-1].status == "resolved"
+            assert fast.rule_errors() == []
+    finally:
+        product.start_sidecar()
 
 
 def test_engine_killed_and_restarted_under_load(engine: VllmServer, product: Product) -> None:

@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,28 @@ def test_ipv6() -> None:
         return
     with server.bind("::1", 0, 1) as listener:
         assert listener.family is socket.AF_INET6
+
+
+def test_a_second_sidecar_of_a_server_is_refused(tmp_path: Path) -> None:
+    program = "import time; 'servoscope'; print('on', flush=True); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            folder = tmp_path / "sidecars"
+            folder.mkdir(mode=0o700)
+            entry = {"pid": other.pid, "port": 9790, "url": "http://127.0.0.1:9790"}
+            (folder / "h:1.json").write_text(json.dumps(entry))
+            with (
+                pytest.raises(server.AlreadyAttachedError, match=f"pid {other.pid}"),
+                server.registered(tmp_path, "h:1", 1, "127.0.0.1", tmp_path),
+            ):
+                pass
+            assert json.loads((folder / "h:1.json").read_text()) == entry
+        finally:
+            other.kill()
+            other.wait(10)
+    with server.registered(tmp_path, "h:1", 1, "127.0.0.1", tmp_path) as path:  # it is gone now
+        assert json.loads(path.read_text())["pid"] == os.getpid()

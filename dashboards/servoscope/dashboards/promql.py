@@ -14,6 +14,7 @@ from typing import Literal
 from servoscope.exporters.catalog import Kind, Metric, metric
 
 __all__ = [
+    "NOT_SELECTED",
     "RATE_WINDOW",
     "VARIABLES",
     "Query",
@@ -68,6 +69,11 @@ class Recorded:
         return name + _braces([f'{label}="{value}"' for label, value in matchers.items()])
 
 
+#: A request's type may rest on its output length, which is not known while it is in flight:
+#: filtering by types of finished requests would hide what runs.
+NOT_SELECTED = frozenset({("requests_in_flight", "request_type")})
+
+
 def selector(name: str, suffix: str = "", **matchers: str) -> str:
     """``servoscope_<name>{…}`` with the variables that apply.
 
@@ -75,7 +81,9 @@ def selector(name: str, suffix: str = "", **matchers: str) -> str:
     """
     line = _known(name)
     _check_labels(line, matchers)
-    parts = [f'{v}=~"${v}"' for v in VARIABLES if v in line.labels]
+    parts = [
+        f'{v}=~"${v}"' for v in VARIABLES if v in line.labels and (name, v) not in NOT_SELECTED
+    ]
     parts += [f"{label}{condition}" for label, condition in matchers.items()]
     return line.full_name + suffix + _braces(parts)
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,21 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client import generate_latest as generate_text
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+from servoscope.exporters.cpu import command_line
 from servoscope.exporters.paths import private_directory
+from servoscope.sidecar.attach import AttachError
 from servoscope.sidecar.control_api import MAX_BODY_BYTES, ControlApi
 from servoscope.sidecar.publish import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 
-__all__ = ["bind", "create_app", "process_metrics", "registered", "serving", "wants_openmetrics"]
+__all__ = [
+    "AlreadyAttachedError",
+    "bind",
+    "create_app",
+    "process_metrics",
+    "registered",
+    "serving",
+    "wants_openmetrics",
+]
 
 Render = Callable[[bool], str]  # openmetrics? -> our families
 
@@ -117,11 +127,37 @@ async def serving(app: web.Application, listener: socket.socket) -> AsyncIterato
         await runner.cleanup()
 
 
+class AlreadyAttachedError(AttachError):
+    """Another sidecar of this server runs."""
+
+
+def _living(path: Path) -> Mapping[str, Any] | None:
+    """The entry at ``path`` if the process that wrote it is another one, alive, and ours."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        pid, url = int(entry["pid"]), str(entry["url"])
+        words = command_line(pid)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none, half-written, or left by a process that is gone
+    if pid == os.getpid() or not any("servoscope" in word for word in words):
+        return None  # ours, or the pid was given to somebody else since
+    return {"pid": pid, "url": url}
+
+
 @contextlib.contextmanager
 def registered(run_dir: Path, server: str, port: int, host: str, token: Path) -> Iterator[Path]:
-    """Keep ``sidecars/<server>.json`` in ``run_dir`` for as long as the block lasts."""
+    """Keep ``sidecars/<server>.json`` in ``run_dir`` for as long as the block lasts.
+
+    Raises AlreadyAttachedError when a living sidecar of this server is registered there: two would
+    take each other's records, and the command line could reach one of them only.
+    """
     directory = private_directory(private_directory(run_dir) / "sidecars")
     path = directory / f"{server.replace('/', '_')}.json"
+    if (other := _living(path)) is not None:
+        raise AlreadyAttachedError(
+            f"{server} has a sidecar already: pid {other['pid']}, {other['url']}/metrics. "
+            f"Stop it first (kill {other['pid']}), or use that one"
+        )
     shown = f"[{host}]" if ":" in host else host
     entry = {
         "pid": os.getpid(),
