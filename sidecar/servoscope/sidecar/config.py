@@ -116,7 +116,7 @@ class ControlConfig:
 class SidecarConfig:
     """One sidecar. Times are seconds."""
 
-    host: str = "127.0.0.1"
+    listen: str = "127.0.0.1"
     port: int = 9790  # the first free one from here
     port_attempts: int = 100
     allow_remote: bool = False  # must be true to listen on anything but loopback
@@ -152,8 +152,8 @@ class SidecarConfig:
 
     def validate(self) -> None:
         """Raises ConfigError at the first value that cannot be used."""
-        _require(bool(self.host), "sidecar.host", "must not be empty")
-        self._require_loopback("sidecar.host", self.host)
+        _require(bool(self.listen), "sidecar.listen", "must not be empty")
+        self._require_loopback("sidecar.listen", self.listen)
         _number(self.port, "sidecar.port", 0, 65_535)
         _number(self.port_attempts, "sidecar.port_attempts", 1, 1_000)
         _number(self.scrape_interval_seconds, "sidecar.scrape_interval_seconds", 0.05, 3_600)

@@ -131,7 +131,9 @@ def _plugin(target: Target) -> SourceStatus:
 
 
 def _tap(target: Target, config: SidecarConfig) -> SourceStatus:
-    why = "off in the settings" if config.tap == "off" else tap_missing(target.host, target.port)
+    pid = next(iter(target.pids), None)
+    missing = tap_missing(target.host, target.port, pid)
+    why = "off in the settings" if config.tap == "off" else missing
     return SourceStatus(source=Source.TAP, detail=why or "possible: a sidecar would use it")
 
 

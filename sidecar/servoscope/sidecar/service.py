@@ -156,19 +156,19 @@ class Sidecar:
         token_path = state_dir() / "token"
         api = ControlApi(self.control, token.load_token(token_path))
         app = server.create_app(self.report.render, self.report.inspect, self.report.not_ready, api)
-        listener = server.bind(self.config.host, self.config.port, self.config.port_attempts)
+        listener = server.bind(self.config.listen, self.config.port, self.config.port_attempts)
         self.port = listener.getsockname()[1]
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(server.serving(app, listener))
             stack.push_async_callback(self._end)
             place = server.registered(
-                run_dir(), self.target.server, self.port, self.config.host, token_path
+                run_dir(), self.target.server, self.port, self.config.listen, token_path
             )
             stack.enter_context(place)
             log.info(
                 "attached to %s %s at %s; metrics at http://%s:%d/metrics",
                 self.target.engine, self.target.version, self.target.url,
-                self.config.host, self.port,
+                self.config.listen, self.port,
             )  # fmt: skip
             await self._run_tasks()
 
@@ -229,8 +229,11 @@ class Sidecar:
                 )
             )
         if config.tap != "off":
-            tap = TapSource(target.host, target.port, interface=config.tap_interface)
-            right = Remembered(lambda: tap_missing(target.host, target.port), _RIGHT_SECONDS)
+            tap = TapSource(
+                target.host, target.port, interface=config.tap_interface, server=target.server
+            )
+            pid = next(iter(target.pids), None)
+            right = Remembered(lambda: tap_missing(target.host, target.port, pid), _RIGHT_SECONDS)
             found.append(Candidate(tap, right))
         if config.relay is not None:
             host, port = config.relay_address()

@@ -20,7 +20,7 @@ HELP = "attach to one engine and publish its numbers"
 
 #: flag → field of SidecarConfig; a flag that is not given leaves the configured value.
 FLAGS = {
-    "listen": "host",
+    "listen": "listen",
     "port": "port",
     "engine": "engine",
     "model_version": "model_version",
