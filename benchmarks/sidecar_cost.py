@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from servoscope.exporters.vllm.sockets import LineServer
+from servoscope.exporters.vllm.line_server import LineServer
 from servoscope.exporters.vllm.stats_buffer import RecordBuffer
 from servoscope.exporters.vllm.stats_feed import StatsHandler
 

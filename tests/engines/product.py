@@ -95,6 +95,7 @@ class Product:
     config: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     collector_port: int = 9670
+    wrapper: tuple[str, ...] = ()  # put before the sidecar's command, to take rights away
     sidecar: subprocess.Popen[bytes] | None = None
     collector: subprocess.Popen[bytes] | None = None
 
@@ -144,8 +145,13 @@ class Product:
 
     def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         with (self.home / f"{name}.log").open("ab") as log:
+            wrapper = self.wrapper if name == "sidecar" else ()
             return subprocess.Popen(
-                self.command(*words), env=self.env, stdout=log, stderr=log, cwd=self.home
+                [*wrapper, *self.command(*words)],
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                cwd=self.home,
             )
 
     def log(self, name: str) -> str:

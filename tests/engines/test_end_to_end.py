@@ -373,3 +373,31 @@ class TestTap:
             assert close(ttft, truth_ttft)
             assert close(tpot, truth_tpot)
             assert {r["request_type"] for r in rows} == {"chat", "summarise", "generate", "rag"}
+
+    def test_without_the_right_it_says_so_and_falls_back(
+        self, plain: VllmServer, tmp_path: Path
+    ) -> None:
+        """Root without CAP_NET_RAW: the same as any user without it."""
+        with Product(
+            home=tmp_path,
+            engine_url=plain.url,
+            run_dir=tmp_path / "run",
+            config="sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1}\n",
+            wrapper=("setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"),
+        ) as product:
+            run(plain.url, plan(12, seed=13))
+            wait_for(lambda: product.metrics().total("servoscope_requests_total") >= 12, 30)
+            sources = {s["source"]: s for s in product.inspect()["sources"]}
+            assert sources["tap"]["state"] == "off"
+            assert "CAP_NET_RAW" in sources["tap"]["detail"]
+            assert "setcap cap_net_raw" in sources["tap"]["detail"]
+            assert sources["scrape"]["state"] in ("ok", "idle")
+            metrics = product.metrics()
+            assert metrics.total("servoscope_requests_total", source="scrape") == 12
+            reported = metrics.total(
+                "servoscope_reported_time_to_first_token_seconds_count", source="scrape"
+            )
+            assert reported >= 12
+            assert metrics.total("servoscope_slo_total") == 0  # buckets decide no objective
+            text = product.run("inspect", plain.url).stdout
+            assert "CAP_NET_RAW" in text
