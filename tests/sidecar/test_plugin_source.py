@@ -200,6 +200,35 @@ async def test_an_engine_that_dies_takes_its_open_requests_along_as_errors_once(
     assert died.e2e_seconds == pytest.approx(3.0)
 
 
+async def test_a_request_that_came_just_before_the_engine_died_is_an_error_too(
+    watched: Watched, tmp_path: Path
+) -> None:
+    plugin = FakePlugin(tmp_path, 101)
+    await plugin.start()
+    await watched.until(lambda: bool(plugin.writers))
+    watched.is_alive = False
+    one = {"request_id": "late", "phase": "prefill", "request_type_hint": "rag"}
+    await plugin.say({"type": "opened", "requests": [one]})  # told, not asked for
+    await plugin.stop()
+    await watched.until(lambda: len(watched.records) == 1)
+    (died,) = watched.records
+    assert (died.request_id, died.outcome, died.request_type_hint) == ("late", Outcome.ERROR, "rag")
+
+
+@pytest.mark.parametrize(("said", "headers_unseen"), [("http", False), ("engine", True)])
+async def test_what_it_is_blind_to_depends_on_whose_clock_it_is(
+    watched: Watched, tmp_path: Path, said: str, headers_unseen: bool
+) -> None:
+    plugin = FakePlugin(tmp_path, 101)
+    plugin.hello["received_by"] = said
+    await plugin.start()
+    await watched.until(lambda: bool(plugin.writers))
+    blind = " ".join(watched.source.status(NOW).blind_to)
+    assert ("x-request-type" in blind) is headers_unseen
+    assert f"when the {'HTTP server' if said == 'http' else 'engine'}" in blind
+    await plugin.stop()
+
+
 async def test_open_requests_are_not_lost_when_the_clients_list_is_emptied_first(
     watched: Watched, tmp_path: Path
 ) -> None:
@@ -208,7 +237,7 @@ async def test_open_requests_are_not_lost_when_the_clients_list_is_emptied_first
     await plugin.start()
     await watched.until(lambda: bool(watched.source._open.get(plugin.path)))
     (client,) = watched.source._clients.values()
-    client.in_flight = []
+    client._open.clear()
     await asyncio.sleep(0.05)  # some more looks
     watched.is_alive = False
     await plugin.stop()

@@ -32,16 +32,24 @@ from servoscope.exporters.vllm.requests import (
 )
 from servoscope.sidecar.source import OpenRequest, Sink
 
-__all__ = ["BLIND_TO", "INSTALL_HINT", "PluginSource"]
+__all__ = ["BLIND_TO", "INSTALL_HINT", "PluginSource", "blind_to"]
 
 log = logging.getLogger(__name__)
 
-BLIND_TO = (
-    "requests that the HTTP front end answers itself (4xx, overload before the engine)",
-    "headers: the x-request-type hint and the tenant",
-    "time on the wire and in the HTTP server: its clock starts when the engine got the request",
-    "requests that came within the last second before the engine's process was killed",
-)
+
+def blind_to(received_by: str) -> tuple[str, ...]:
+    """What it cannot see, by whose clock starts a request: the HTTP server's or the engine's."""
+    on_http = received_by == "http"
+    start = "the HTTP server has all of the request" if on_http else "the engine gets the request"
+    return (
+        "requests that the HTTP front end answers itself (4xx, overload before the engine)",
+        *(() if on_http else ("headers: the x-request-type hint and the tenant",)),
+        f"time on the wire and after a token left the engine: its clock starts when {start}",
+        "requests that came within the last 0.1 s before the engine's process was killed",
+    )
+
+
+BLIND_TO = blind_to("http")  # as long as nothing was heard: every supported vLLM serves FastAPI
 INSTALL_HINT = (
     "no plug-in in this engine: install servoscope in the engine's environment "
     "(pip install servoscope; it has no dependencies) and restart the engine"
@@ -78,7 +86,7 @@ class PluginSource:
         self._on_connect = on_connect
         self._known: dict[Path, StatsClient] = {}  # one a socket: it knows what it handed over
         self._clients: dict[Path, StatsClient] = {}  # connected: hello was heard
-        # Listed as open lately, and when: the client empties its list when the engine dies.
+        # Listed as open lately, and when. Its own list, so that a faulty last one costs nothing.
         self._open: dict[Path, dict[str, tuple[OpenRequest, float]]] = {}
         self._failures: dict[Path, str] = {}
         self._retry_at: dict[Path, float] = {}  # by the monotonic clock
@@ -135,7 +143,7 @@ class PluginSource:
             state=state,
             detail=detail,
             last_success_unix_seconds=self._last_heard,
-            blind_to=BLIND_TO,
+            blind_to=self._blind_to(),
         )
 
     def open_requests(self) -> Iterable[OpenRequest]:
@@ -150,6 +158,12 @@ class PluginSource:
         for client in self._known.values():
             drops.update(_drops_of(client))
         return drops
+
+    def _blind_to(self) -> tuple[str, ...]:
+        """As the API server says that sees least."""
+        if any(client.received_by != "http" for client in self._clients.values()):
+            return blind_to("engine")
+        return BLIND_TO
 
     def _off_detail(self) -> str:
         """The plug-in is loaded and cannot observe this version of the engine: in its words."""
@@ -184,6 +198,7 @@ class PluginSource:
         except (OSError, ProtocolError) as error:
             self._fail(path, str(error) or type(error).__name__)
         finally:
+            self._note_open(path, client)  # also what came since the last look
             self._clients.pop(path, None)
         lately = self._open.pop(path, {})
         await self._bury([request for request, _ in lately.values()], sink)
@@ -250,6 +265,7 @@ def _open_request(listed: Mapping[str, Any]) -> OpenRequest:
         phase=Phase(phase) if phase in set(Phase) else Phase.UNKNOWN,
         prompt_tokens=listed.get("prompt_tokens"),
         received_unix_seconds=listed.get("received_unix_seconds"),
+        request_type_hint=listed.get("request_type_hint"),
         model_name=listed.get("model_name"),
     )
 
@@ -262,6 +278,7 @@ def _died(request: OpenRequest, at: float) -> RequestRecord:
         outcome=Outcome.ERROR,
         phase=request.phase,
         finish_reason="engine_gone",
+        request_type_hint=request.request_type_hint,
         model_name=request.model_name or "unknown",
         received_unix_seconds=received,
         finished_unix_seconds=at,

@@ -22,6 +22,7 @@ IN_ENGINE = (
     "plugin",
     "facts",
     "hooks",
+    "http_start",
     "knob_server",
     "knob_state",
     "lifecycle",
@@ -113,6 +114,9 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, 
     yield {"SchedulerConfig": config, "OutputProcessor": processor, "run": tmp_path / "run"}
     for server in servers:
         server.stop()
+    for feed in plugin._FEEDS.values():
+        if feed is not None:
+            feed.hooks.unwrap()  # also FastAPI, which other tests may have loaded
     plugin._FEEDS.clear()
     plugin.__dict__.pop("StatLogger", None)
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from exporters.vllm import fakes
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.vllm import stats_feed
+from servoscope.exporters.vllm.lifecycle import MAX_LISTED
 from servoscope.exporters.vllm.line_server import Connection, LineServer
 from servoscope.exporters.vllm.requests import (
+    MAX_OPEN,
     Hello,
     ProtocolError,
     StatsClient,
@@ -78,9 +80,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         return made[-1]
 
     monkeypatch.setattr(stats_feed, "LineServer", keep)
-    yield Server(tmp_path)
+    monkeypatch.setattr(stats_feed, "watch_http", lambda _hooks: False)  # tests say it themselves
+    started = Server(tmp_path)
+    yield started
     for one in made:
         one.stop()
+    started.feed.hooks.unwrap()
 
 
 async def read(
@@ -197,11 +202,71 @@ async def test_requests_in_flight(server: Server) -> None:
             "prompt_tokens": 10,
             "received_unix_seconds": 100.0,
             "model_name": "tiny",
+            "request_type_hint": None,
         }
     ]
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert client.in_flight == []
+
+
+async def test_a_new_request_is_told_before_anybody_asks(server: Server) -> None:
+    client = StatsClient(server.path, open_poll_seconds=1000.0)
+    records: list[RequestRecord] = []
+    task = asyncio.create_task(client.run(records.append))
+    await until(lambda: server.feed.life.announcing)
+    await asyncio.sleep(0.05)  # the one list that is asked for at the start
+    server.processor.add_request(fakes.EngineCoreRequest("a", "chatcmpl-a", 100.0))
+    server.processor.add_request(fakes.EngineCoreRequest("b", "chatcmpl-b", 100.0))
+    await until(lambda: client.in_flight_total == 2)
+    told = [(one["request_id"], one["phase"]) for one in client.in_flight]
+    assert told == [("chatcmpl-a", "prefill"), ("chatcmpl-b", "queued")]
+    server.finish(1)  # came and went within a tick
+    server.processor.process("a", 1, 10.0, server.classes[1](), finish=fakes.FinishReason.STOP)
+    await until(lambda: len(records) == 2)
+    assert [one["request_id"] for one in client.in_flight] == ["chatcmpl-b"]
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not server.feed.life.announcing)
+
+
+def test_told_and_not_read_is_bounded(server: Server) -> None:
+    life = server.feed.life
+    life.announcing = True
+    for number in range(MAX_LISTED * 3):
+        server.processor.add_request(fakes.EngineCoreRequest(f"x{number}", f"chatcmpl-{number}", 1))
+    told = life.take_opened()
+    assert len(told) == MAX_LISTED
+    assert told[-1]["request_id"] == f"chatcmpl-{MAX_LISTED * 3 - 1}"
+    assert life.take_opened() == []
+
+
+async def test_what_was_in_flight_is_readable_when_the_engine_is_gone(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(json.dumps({**GOOD_HELLO, "received_by": "http"}).encode() + b"\n")
+        listed = [{"request_id": "a", "phase": "decode"}, "junk"]
+        answer = {"type": "open", "requests": listed, "total": 5, "received_by": "engine"}
+        writer.write(json.dumps(answer).encode() + b"\n")
+        new = [{"request_id": f"n{number}", "request_type_hint": "rag"} for number in range(9000)]
+        writer.write(json.dumps({"type": "opened", "requests": new}).encode() + b"\n")
+        writer.write(json.dumps({"type": "opened", "requests": "junk"}).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+    path = tmp_path / "s.sock"
+    async with await asyncio.start_unix_server(serve, path):
+        client = StatsClient(path)
+        await asyncio.wait_for(client.run(lambda _: None), 10)
+    assert client.received_by == "engine"  # said later than hello
+    assert len(client.in_flight) == MAX_OPEN
+    assert (client.in_flight[0]["request_id"], client.in_flight[1]["phase"]) == ("a", "unknown")
+    assert client.in_flight[1]["request_type_hint"] == "rag"
+    assert client.in_flight_total == MAX_OPEN + 4
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        await client.run(lambda _: None)
     assert client.in_flight == []
 
 

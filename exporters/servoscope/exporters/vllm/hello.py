@@ -19,6 +19,7 @@ __all__ = [
     "flag_of",
     "hello_from_message",
     "number_of",
+    "received_by_of",
     "text_of",
 ]
 
@@ -44,6 +45,7 @@ class Hello:
     started_unix_seconds: float | None = None
     boot_values: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()  # what this engine version lacks
+    received_by: str = "engine"  # or "http": whose clock starts a request
     off: str = ""  # why the plug-in does nothing, '' when it works
 
     @property
@@ -82,6 +84,7 @@ def hello_from_message(message: Mapping[str, Any]) -> Hello:
         started_unix_seconds=number_of(message.get("started_unix_seconds")),
         boot_values=dict(values) if isinstance(values, dict) else {},
         missing=tuple(map(text_of, missing)) if isinstance(missing, list) else (),
+        received_by=received_by_of(message) or "engine",
         off=text_of(message.get("off")),
     )
 
@@ -89,6 +92,12 @@ def hello_from_message(message: Mapping[str, Any]) -> Hello:
 def text_of(value: object) -> str:
     """A string, cut to MAX_TEXT; anything else is empty."""
     return value[:MAX_TEXT] if isinstance(value, str) else ""
+
+
+def received_by_of(message: Mapping[str, Any]) -> str:
+    """Whose clock starts a request, ``http`` or ``engine``; empty when the message does not say."""
+    said = text_of(message.get("received_by"))
+    return said if said in ("http", "engine") else ""
 
 
 def number_of(value: object) -> float | None:

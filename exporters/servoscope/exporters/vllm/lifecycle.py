@@ -9,15 +9,23 @@ second finds nothing. All methods run in the engine's thread except ``snapshot``
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from servoscope.exporters.records import Outcome, Phase
-from servoscope.exporters.vllm.open_requests import Call, OpenRequest, Waiting, estimated_phases
+from servoscope.exporters.vllm.http_start import HttpStart, current_start
+from servoscope.exporters.vllm.open_requests import (
+    Call,
+    OpenRequest,
+    Waiting,
+    estimated_phases,
+    http_of,
+    listed,
+)
 from servoscope.exporters.vllm.request_parts import (
     endpoint_of,
     is_beam,
-    lora_of,
     merged,
     outcome_of_finish,
     part_of,
@@ -31,6 +39,8 @@ __all__ = ["Lifecycle"]
 SWEEP_ABOVE = 4096
 MAX_LISTED = 1000
 PENDING_ATTRIBUTE = "servoscope_pending"
+#: An HTTP start later than the engine's stamp, or this much before it, is not believed.
+MAX_BEFORE_ARRIVAL_SECONDS = 600.0
 
 
 class Lifecycle:
@@ -38,7 +48,8 @@ class Lifecycle:
 
     ``emit`` takes a finished message. ``ranks`` is the number of engine cores behind this API
     server: with one, every request is of ``first_rank``; with several, the rank is known only
-    when ``stepped`` is called for the batch of outputs that held the end.
+    when ``stepped`` is called for the batch of outputs that held the end. ``start`` tells the
+    HTTP request that the calling task serves.
     """
 
     def __init__(
@@ -48,17 +59,31 @@ class Lifecycle:
         ranks: int = 1,
         first_rank: int = 0,
         clock: Callable[[], float] = time.time,
+        start: Callable[[], HttpStart | None] = current_start,
     ) -> None:
         self._emit = emit
         self._ranks = ranks
         self._rank = first_rank if ranks == 1 else None
         self._clock = clock
+        self._start = start
         self._open: dict[str, OpenRequest] = {}
         self._numbered: dict[str, Call] = {}
         self._waiting = Waiting()
         self.lost = 0  # swept: ended in a way that no hook saw
         self.beams = 0  # engine requests of beam searches, left out of the records
         self.rejected = 0
+        self.http_watched = False  # the HTTP server is wrapped
+        self.http_starts = 0  # requests that start when the HTTP server had them
+        self.engine_starts = 0  # those of which only the engine's stamp is known
+        self.odd_starts = 0  # of the latter: the HTTP server's stamp made no sense
+        self.announcing = False  # somebody reads: keep what ``take_opened`` hands out
+        self._opened: deque[dict[str, Any]] = deque(maxlen=MAX_LISTED)
+
+    @property
+    def received_by(self) -> str:
+        """Whose clock starts a request: ``http``, or ``engine`` where that is not to be had."""
+        seen = self.http_starts > 0 or self.engine_starts == 0
+        return "http" if self.http_watched and seen else "engine"
 
     def registered(self, processor: Any, request: Any) -> None:
         """``OutputProcessor.add_request`` has returned."""
@@ -79,9 +104,16 @@ class Lifecycle:
         call.open += 1
         if len(self._open) >= SWEEP_ABOVE:
             self._sweep()
-        self._open[ident] = OpenRequest(
+        found = OpenRequest(
             state, call, processor, index, int(getattr(request, "priority", 0) or 0)
         )
+        self._open[ident] = found
+        if call.received is None:
+            self._begin(call, found.arrival)
+            if self.announcing:
+                # As estimated_phases says of a request that the scheduler has not seen yet.
+                busy = self._waiting.total > 0 or len(self._open) > 1
+                self._opened.append(listed(found, Phase.QUEUED if busy else Phase.PREFILL))
 
     def finished(self, state: Any, finish_reason: Any, iteration_stats: Any) -> None:
         """``_update_stats_from_finished`` has returned."""
@@ -125,18 +157,21 @@ class Lifecycle:
         """Admission control said no (HTTP 503): the request never entered the engine."""
         self.rejected += 1
         at = self._clock()
+        call = Call(response_id(ident)[0] if ident else f"rejected-{self.rejected}")
+        self._begin(call, at)
         self._emit(
             {
                 "type": "record",
-                "request_id": response_id(ident)[0] if ident else f"rejected-{self.rejected}",
+                "request_id": call.ident,
                 "endpoint": endpoint_of(ident) if ident else None,
                 "outcome": Outcome.REJECTED.value,
                 "phase": Phase.QUEUED.value,
                 "status_code": 503,
                 "rank": None,
-                "received_unix_seconds": at,
+                "received_unix_seconds": call.received,
                 "finished_unix_seconds": at,
-                "e2e_seconds": 0.0,
+                "e2e_seconds": at - (call.received or at),
+                **http_of(call),
             }
         )
 
@@ -158,19 +193,33 @@ class Lifecycle:
         for request, phase in self._requests_and_phases():
             known = calls.get(id(request.call))
             if known is None:
-                calls[id(request.call)] = {
-                    "request_id": request.call.ident,
-                    "phase": phase.value,
-                    "prompt_tokens": getattr(request.state, "prompt_len", None),
-                    "received_unix_seconds": request.arrival,
-                    "lora": lora_of(request.state),
-                }
+                calls[id(request.call)] = listed(request, phase)
             elif order.index(phase) > order.index(Phase(known["phase"])):
                 known["phase"] = phase.value
         return list(calls.values())[:MAX_LISTED], len(calls)
 
+    def take_opened(self) -> list[dict[str, Any]]:
+        """Requests that came since the last call, the newest MAX_LISTED. Any one thread."""
+        return [self._opened.popleft() for _ in range(len(self._opened))]
+
     def __len__(self) -> int:
         return len(self._open)
+
+    def _begin(self, call: Call, arrival: float) -> None:
+        """Decide when ``call`` was received; ``arrival`` is the engine's own stamp.
+
+        A later turn of the same POST (the responses API with tools) was not received again, and
+        it did not wait since then: its start is the engine's.
+        """
+        call.received = arrival
+        start = call.http = self._start()
+        if start is not None and start.received is not None and not start.spent:
+            if 0.0 <= arrival - start.received <= MAX_BEFORE_ARRIVAL_SECONDS:
+                call.received, call.by_http = start.received, True
+                self.http_starts += 1
+                return
+            self.odd_starts += 1
+        self.engine_starts += 1
 
     def _requests_and_phases(self) -> list[tuple[OpenRequest, Phase]]:
         requests = list(self._open.values())  # one C call: atomic beside the engine's thread
@@ -220,6 +269,7 @@ class Lifecycle:
                 phase=phase,
                 finish_reason=reason,
                 finished=at,
+                received=found.received,
                 priority=found.priority,
                 prompt_index=found.prompt_index,
             )
@@ -228,7 +278,10 @@ class Lifecycle:
             return
         if self._numbered.get(call.ident) is call:
             del self._numbered[call.ident]
+        if call.http is not None:
+            call.http.spent = True
         message = merged(call.parts, call.ident, rank=self._rank, estimated=call.estimated)
+        message.update(http_of(call))
         if self._ranks > 1 and iteration_stats is not None:
             pending = getattr(iteration_stats, PENDING_ATTRIBUTE, None)
             if pending is None:

@@ -13,16 +13,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servoscope.exporters.records import Phase
-from servoscope.exporters.vllm.request_parts import Part
+from servoscope.exporters.vllm.http_start import HttpStart
+from servoscope.exporters.vllm.request_parts import Part, lora_of
 
-__all__ = ["Call", "OpenRequest", "Waiting", "estimated_phases"]
+__all__ = ["Call", "OpenRequest", "Waiting", "estimated_phases", "http_of", "listed"]
 
 
 @dataclass(slots=True)
 class Call:
-    """One HTTP request: all engine requests that serve it."""
+    """One HTTP request: all engine requests that serve it.
+
+    ``received`` is its start, wall clock: of the HTTP server (``by_http``), else of the engine.
+    """
 
     ident: str
+    received: float | None = None
+    by_http: bool = False
+    http: HttpStart | None = None
     indices: set[int] = field(default_factory=set)
     open: int = 0
     parts: list[Part] = field(default_factory=list)
@@ -41,8 +48,13 @@ class OpenRequest:
 
     @property
     def arrival(self) -> float:
-        """Wall-clock seconds."""
+        """The engine's own stamp, wall-clock seconds: its queue is in this order."""
         return float(self.state.stats.arrival_time)
+
+    @property
+    def received(self) -> float:
+        """When the HTTP request was received, wall-clock seconds."""
+        return self.arrival if self.call.received is None else self.call.received
 
 
 @dataclass(slots=True)
@@ -87,3 +99,26 @@ def estimated_phases(
             phase = Phase.PREFILL
         decided.append(phase)
     return decided
+
+
+def http_of(call: Call) -> dict[str, Any]:
+    """What the HTTP request itself said; the path it came to is truer than a guess by its id."""
+    said: dict[str, Any] = {"received_by": "http" if call.by_http else "engine"}
+    if (start := call.http) is not None:
+        said |= {"request_type_hint": start.hint, "tenant": start.tenant}
+        if start.endpoint is not None:
+            said["endpoint"] = start.endpoint
+    return said
+
+
+def listed(request: OpenRequest, phase: Phase) -> dict[str, Any]:
+    """A request in flight as the reader is told."""
+    http = request.call.http
+    return {
+        "request_id": request.call.ident,
+        "phase": phase.value,
+        "prompt_tokens": getattr(request.state, "prompt_len", None),
+        "received_unix_seconds": request.received,
+        "lora": lora_of(request.state),
+        "request_type_hint": None if http is None else http.hint,
+    }

@@ -1,9 +1,10 @@
 """From vLLM's request states to one message a HTTP request. Pure; no prompt or answer text.
 
 Definitions (vLLM 0.12 to 0.33; same clocks as vLLM's own histograms)
-- received: ``arrival_time``, wall clock of the API server when it began to render the prompt
-  (before tokenisation, after HTTP parsing).
-- time to first token: received to the API server handling the first output (first_token_latency).
+- received: wall clock of the API server when it had the HTTP request in full (http_start); where
+  that is not known, ``arrival_time``, when it began to render the prompt (before tokenisation).
+- time to first token: received to the API server handling the first output (arrival_time +
+  first_token_latency).
 - queue, prefill, decode: engine core's monotonic clock: QUEUED to first SCHEDULED, to first token,
   to last token. Tokenisation and the way between the processes are in TTFT, not in the queue.
 - time per output token: decode / (output tokens - 1), None below two output tokens.
@@ -176,10 +177,11 @@ def part_of(
     phase: Phase,
     finish_reason: str | None,
     finished: float,
+    received: float | None = None,
     priority: int = 0,
     prompt_index: int = 0,
 ) -> Part:
-    """A Part from vLLM's RequestState. ``finished``: wall-clock seconds."""
+    """A Part from vLLM's RequestState. ``received``, ``finished``: wall-clock seconds."""
     stats = state.stats
     decoding = not state.is_prefilling
     outputs = int(stats.num_generation_tokens)
@@ -190,7 +192,7 @@ def part_of(
         outcome=outcome,
         phase=phase,
         finish_reason=finish_reason,
-        received=float(stats.arrival_time),
+        received=float(stats.arrival_time) if received is None else received,
         finished=finished,
         prompt_index=prompt_index,
         first_token=float(stats.arrival_time) + latency if had_first else None,

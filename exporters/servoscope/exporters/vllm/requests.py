@@ -21,6 +21,7 @@ from servoscope.exporters.vllm.hello import (
     flag_of,
     hello_from_message,
     number_of,
+    received_by_of,
     text_of,
 )
 from servoscope.exporters.vllm.lines import LineDecoder, encode_line
@@ -39,6 +40,7 @@ __all__ = [
 READ_BYTES = 65536
 HELLO_SECONDS = 5.0
 OPEN_POLL_SECONDS = 1.0
+MAX_OPEN = 4096  # requests in flight that are kept; the engine lists 1,000 and tells new ones
 
 
 def find_stats_sockets(run_dirs: Iterable[Path], pids: Iterable[int]) -> list[Path]:
@@ -76,6 +78,8 @@ def record_from_message(message: Mapping[str, Any], hello: Hello) -> RequestReco
         engine=hello.engine,
         rank=count_of(message.get("rank")),
         model_name=text_of(message.get("lora")) or hello.model_name,
+        request_type_hint=text_of(message.get("request_type_hint")) or None,
+        tenant=text_of(message.get("tenant")),
         endpoint=text_of(message.get("endpoint")) or None,
         streaming=flag_of(message.get("streaming")),
         received_unix_seconds=number_of(message.get("received_unix_seconds")),
@@ -103,7 +107,9 @@ class StatsClient:
     Attributes: ``hello`` (after the first line), ``records_total``, ``dropped_total`` (what the
     engine had to drop), ``refused_total`` (records that made no sense), ``garbage_total`` (lines
     that were no message), ``in_flight`` (HTTP requests open in the engine: request_id, phase,
-    prompt_tokens, received_unix_seconds, model_name) and ``in_flight_total`` (the list is capped).
+    prompt_tokens, received_unix_seconds, model_name, request_type_hint), ``in_flight_total`` (the
+    list is capped) and ``received_by`` (whose clock starts a request, ``http`` or ``engine``).
+    What was in flight stays readable when the engine is gone.
     """
 
     def __init__(self, path: Path, *, open_poll_seconds: float = OPEN_POLL_SECONDS) -> None:
@@ -113,9 +119,10 @@ class StatsClient:
         self.dropped_total = 0
         self.refused_total = 0
         self.duplicates_total = 0
-        self.in_flight: list[dict[str, Any]] = []
-        self.in_flight_total = 0
+        self.received_by = "engine"
         self.last_refusal = ""
+        self._open: dict[str, dict[str, Any]] = {}
+        self._unlisted = 0  # open, and beyond the list's cap
         self._decoder = LineDecoder()
         self._seen: tuple[str, int] = ("", 0)  # boot id, last number handed over
         self._poll_seconds = open_poll_seconds
@@ -124,6 +131,16 @@ class StatsClient:
     def garbage_total(self) -> int:
         """Lines that were no JSON object, or too long."""
         return self._decoder.garbage + self._decoder.oversize
+
+    @property
+    def in_flight(self) -> list[dict[str, Any]]:
+        """Requests open in the engine as it last said."""
+        return list(self._open.values())
+
+    @property
+    def in_flight_total(self) -> int:
+        """How many there are, listed or not."""
+        return len(self._open) + self._unlisted
 
     async def run(
         self,
@@ -136,11 +153,14 @@ class StatsClient:
         another version, or refuses us. An error of ``on_record`` ends the run; that record is not
         acknowledged and comes again.
         """
+        self._open, self._unlisted = {}, 0
         reader, writer = await asyncio.open_unix_connection(sock=await _connected(self.path))
         poll: asyncio.Task[None] | None = None
+        gone = False
         try:
             first = await asyncio.wait_for(self._first(reader), HELLO_SECONDS)
             self.hello = hello_from_message(first[0])
+            self.received_by = self.hello.received_by
             if on_hello is not None:
                 on_hello(self.hello)
             if self.hello.off:
@@ -151,12 +171,14 @@ class StatsClient:
             while data := await reader.read(READ_BYTES):
                 self._take(self._decoder.feed(data), on_record, writer)
                 await writer.drain()
+            gone = True
         except TimeoutError:
             raise ProtocolError(f"no hello within {HELLO_SECONDS:g} s") from None
         except ConnectionError:
-            return  # the engine is gone: the same as end of file
+            gone = True  # the same as end of file
         finally:
-            self.in_flight, self.in_flight_total = [], 0
+            if not gone:
+                self._open, self._unlisted = {}, 0
             if poll is not None:
                 poll.cancel()
                 with contextlib.suppress(asyncio.CancelledError, OSError):
@@ -193,11 +215,14 @@ class StatsClient:
                 if kind == "record":
                     handed = max(handed, self._record(message, on_record))
                 elif kind == "open":
-                    self._open(message)
+                    self._list(message)
+                elif kind == "opened":
+                    self._add(message.get("requests"))
                 elif kind == "refused":
                     raise ProtocolError(f"the plug-in refused: {text_of(message.get('why'))}")
                 elif kind in ("subscribed", "status"):
                     self.dropped_total = count_of(message.get("dropped")) or self.dropped_total
+                    self.received_by = received_by_of(message) or self.received_by
         finally:
             if handed:
                 writer.write(encode_line({"op": "ack", "seq": handed}))
@@ -220,24 +245,35 @@ class StatsClient:
             on_record(record)
             self.records_total += 1
         self._seen = (hello.boot_id, seq)
+        self._open.pop(text_of(message.get("request_id")), None)
         return seq
 
-    def _open(self, message: dict[str, Any]) -> None:
+    def _list(self, message: dict[str, Any]) -> None:
+        """All that is open, as the engine lists it."""
         found = message.get("requests")
+        if not isinstance(found, list):
+            return
+        self.received_by = received_by_of(message) or self.received_by
+        self._open.clear()
+        self._add(found)
+        self._unlisted = max(0, (count_of(message.get("total")) or 0) - len(self._open))
+
+    def _add(self, found: object) -> None:
+        """What has come since the last list."""
         if not isinstance(found, list) or self.hello is None:
             return
-        self.in_flight = [
-            {
-                "request_id": text_of(one.get("request_id")),
+        for one in found:
+            if not isinstance(one, dict) or len(self._open) >= MAX_OPEN:
+                continue
+            ident = text_of(one.get("request_id"))
+            self._open[ident] = {
+                "request_id": ident,
                 "phase": text_of(one.get("phase")) or Phase.UNKNOWN.value,
                 "prompt_tokens": count_of(one.get("prompt_tokens")),
                 "received_unix_seconds": number_of(one.get("received_unix_seconds")),
                 "model_name": text_of(one.get("lora")) or self.hello.model_name,
+                "request_type_hint": text_of(one.get("request_type_hint")) or None,
             }
-            for one in found
-            if isinstance(one, dict)
-        ]
-        self.in_flight_total = max(count_of(message.get("total")) or 0, len(self.in_flight))
 
 
 async def _connected(path: Path) -> Any:

@@ -1,7 +1,8 @@
 """The stats socket of one API server: ``stats-<pid>.sock``, and what feeds it.
 
 Messages (JSON lines). From the engine: ``hello``; ``record`` {seq, ...} to the one subscriber;
-``open`` {requests, total}; ``status`` {...}; ``refused``/``error`` {why}. From the reader:
+``open`` {requests, total}; ``opened`` {requests} as they come, to the subscriber; ``status``
+{...}; ``refused``/``error`` {why}. From the reader:
 ``{"op": "subscribe"}``, ``{"op": "ack", "seq": n}``, ``{"op": "open"}``, ``{"op": "status"}``.
 
 Records are kept until acknowledged, so a sidecar that restarts misses none; without a sidecar
@@ -19,6 +20,7 @@ from typing import Any
 
 from servoscope.exporters.vllm import facts
 from servoscope.exporters.vllm.hooks import Hooks, install
+from servoscope.exporters.vllm.http_start import watch_http
 from servoscope.exporters.vllm.lifecycle import Lifecycle
 from servoscope.exporters.vllm.line_server import Connection, LineServer
 from servoscope.exporters.vllm.sockets import remove_stale
@@ -72,7 +74,14 @@ class StatsHandler:
                 self._heard_at = self._clock()
         elif op == "open":
             requests, total = self._life.snapshot()
-            connection.send({"type": "open", "requests": requests, "total": total})
+            connection.send(
+                {
+                    "type": "open",
+                    "requests": requests,
+                    "total": total,
+                    "received_by": self._life.received_by,
+                }
+            )
         elif op == "status":
             connection.send({"type": "status", **self._status()})
         elif op == "bypass" and self._may_bypass:
@@ -85,7 +94,7 @@ class StatsHandler:
         """What was not acknowledged stays for the next reader."""
         if connection is self._reader:
             self._reader = None
-            self._hooks.bypass = False
+            self._life.announcing = self._hooks.bypass = False
 
     def tick(self, _connections: Iterable[Connection]) -> float:
         """Number new records, hand them to the reader, drop a reader that is stuck."""
@@ -98,9 +107,13 @@ class StatsHandler:
             reader.send({"type": "refused", "why": f"nothing acknowledged for {STALL_SECONDS:g} s"})
             reader.closing = True
             self._reader = None
+            self._life.announcing = False
             return IDLE_TICK_SECONDS
         if self._sent <= self._buffer.acknowledged:
             self._heard_at = now  # nothing is owed
+        # Before their records, so that a reader takes what has ended off its list again.
+        if len(reader.out) < UNSENT_BYTES and (opened := self._life.take_opened()):
+            reader.send({"type": "opened", "requests": opened})
         while len(reader.out) < UNSENT_BYTES:
             batch = self._buffer.after(self._sent, BATCH)
             if not batch:
@@ -117,6 +130,8 @@ class StatsHandler:
             connection.closing = True
             return
         self._reader = connection
+        self._life.take_opened()  # of an earlier reader
+        self._life.announcing = True
         self._buffer.settle()
         self._sent = self._buffer.acknowledged
         self._heard_at = self._clock()
@@ -132,6 +147,10 @@ class StatsHandler:
             "lost": self._life.lost,
             "beams": self._life.beams,
             "rejected": self._life.rejected,
+            "received_by": self._life.received_by,
+            "http_starts": self._life.http_starts,
+            "engine_starts": self._life.engine_starts,
+            "odd_starts": self._life.odd_starts,
             "faults": self._hooks.faults,
             "off": self._hooks.off,
             "bypass": self._hooks.bypass,
@@ -173,7 +192,12 @@ class StatsFeed:
             rank=None,
         )
         said["off"] = self.hooks.off
+        said["received_by"] = self.life.received_by
         return said
+
+    def watch_http(self) -> None:
+        """Learn from the HTTP server when it received a request, if one is loaded here."""
+        self.life.http_watched = watch_http(self.hooks)
 
     def stepped(self, rank: int, scheduler_stats: Any, iteration_stats: Any) -> None:
         """From StatLogger.record; never raises."""
@@ -204,7 +228,9 @@ def observe(
         feed.hooks.unwrap()
         server.stop()
         raise
-    if not feed.hooks.installed:
+    if feed.hooks.installed:
+        feed.hooks.run(feed.watch_http)
+    else:
         feed.hooks.off = f"unknown layout: {', '.join(feed.missing)}"
     os.register_at_fork(after_in_child=feed.hooks.unwrap)
     server.start()
