@@ -177,3 +177,37 @@ async def test_a_dead_collector_does_not_slow_the_giver(make_record: Make) -> No
 
     assert not asyncio.iscoroutinefunction(Pusher.offer)
     assert await cost(hang) < 1.0  # 2,000 offers: a bound on waiting, not a speed claim
+
+
+async def test_what_was_under_way_at_the_end_goes_again_under_its_own_key(
+    make_record: Make,
+) -> None:
+    bodies: list[dict[str, Any]] = []
+    stuck = asyncio.Event()
+
+    async def post(body: bytes) -> str:
+        bodies.append(json.loads(gzip.decompress(body)))
+        if len(bodies) == 1:
+            stuck.set()
+            await asyncio.Event().wait()  # the answer never comes
+        return Answer.ACCEPTED
+
+    subject = pusher(post, batch_records=3)
+    for i in range(5):
+        subject.offer(make_record(request_id=f"r{i}"))
+    await run_until(subject, stuck.is_set)
+    assert len(subject) == 5  # none is settled
+    await subject.flush()
+    assert [body["seq"] for body in bodies] == [1, 1, 2]
+    assert bodies[0] == bodies[1]
+    assert subject.results == {"accepted": 5, "dropped": 0, "refused": 0}
+    assert len(subject) == 0
+
+
+@pytest.mark.parametrize("answers", [[Answer.RETRY], [Answer.REFUSED, Answer.RETRY]])
+async def test_every_record_offered_is_accounted_for(make_record: Make, answers: list[str]) -> None:
+    subject = pusher(FakeCollector(*answers), batch_records=2)
+    for i in range(5):
+        subject.offer(make_record(request_id=f"r{i}"))
+    await subject.flush()
+    assert sum(subject.results.values()) + len(subject) == 5

@@ -85,6 +85,7 @@ class Pusher:
         self._epoch = epoch
         self._seq = 0
         self._queue: deque[RequestRecord] = deque()
+        self._under_way: tuple[bytes, int] | None = None  # the body being sent, its records
         self._queue_records = queue_records
         self._batch_records = batch_records
         self._interval_seconds = interval_seconds
@@ -93,7 +94,8 @@ class Pusher:
         self.results: Counter[str] = Counter({"accepted": 0, "dropped": 0, "refused": 0})
 
     def __len__(self) -> int:
-        return len(self._queue)
+        """Records that are neither accepted nor given up: queued, or under way."""
+        return len(self._queue) + (self._under_way[1] if self._under_way else 0)
 
     def offer(self, record: RequestRecord) -> None:
         """Queue one record; the oldest is dropped, and counted, when the queue is full."""
@@ -107,39 +109,48 @@ class Pusher:
         while True:
             await self._sleep(self._interval_seconds)
             while self._queue:
-                await self._send(self._next_batch())
+                await self._send(self._next_body())
 
     async def flush(self) -> None:
-        """One try for each batch still queued, on the way out; what fails is dropped."""
-        while self._queue:
-            batch = self._next_batch()
-            answer = await self._post(self._body(batch))
-            self._count(answer if answer != Answer.RETRY else "dropped", batch)
+        """One try for each batch not yet settled, on the way out; what fails is dropped.
+
+        The batch that was under way when ``run`` was cancelled goes again under its own key: the
+        collector may have it already, and then counts it once.
+        """
+        while self._under_way or self._queue:
+            body = self._under_way[0] if self._under_way else self._next_body()
+            answer = await self._post(body)
+            self._settle(answer if answer != Answer.RETRY else "dropped")
             if answer == Answer.RETRY:
                 self.results["dropped"] += len(self._queue)
                 self._queue.clear()
 
-    def _next_batch(self) -> Sequence[RequestRecord]:
+    def _next_body(self) -> bytes:
+        """The next batch, encoded; it is under way until ``_settle``."""
         n = min(self._batch_records, len(self._queue))
-        return [self._queue.popleft() for _ in range(n)]
+        body = self._body([self._queue.popleft() for _ in range(n)])
+        self._under_way = (body, n)
+        return body
 
     def _body(self, batch: Sequence[RequestRecord]) -> bytes:
         self._seq += 1
         form = encode_batch(batch, sidecar_id=self._sidecar_id, epoch=self._epoch, seq=self._seq)
         return gzip.compress(json.dumps(form, separators=(",", ":")).encode(), compresslevel=1)
 
-    async def _send(self, batch: Sequence[RequestRecord]) -> None:
-        body = self._body(batch)
+    async def _send(self, body: bytes) -> None:
         pause = _FIRST_PAUSE_SECONDS
         for attempt in range(1, self._attempts + 1):
             answer = await self._post(body)
             if answer != Answer.RETRY:
-                self._count(answer, batch)
+                self._settle(answer)
                 return
             if attempt < self._attempts:
                 await self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._count("dropped", batch)
+        self._settle("dropped")
 
-    def _count(self, result: str, batch: Sequence[RequestRecord]) -> None:
-        self.results[result] += len(batch)
+    def _settle(self, result: str) -> None:
+        """The batch under way has come to its end."""
+        if self._under_way is not None:
+            self.results[result] += self._under_way[1]
+            self._under_way = None
