@@ -160,6 +160,7 @@ async def test_refusals_have_their_status_and_leave_no_lease(
 
 @pytest.mark.parametrize(
     "values", [{}, {"a": "1"}, {"a": True}, {"a": float("nan")}, {"a": None},
+               {"a": float("inf")}, {"a": 10**400}, {"a": -(10**400)}, {"a": 1e300},
                {f"k{i}": 1 for i in range(100)}],
 )  # fmt: skip
 async def test_bad_requests(bench: Bench, values: dict[str, Any]) -> None:

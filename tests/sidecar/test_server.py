@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from servoscope.exporters.records import Knob, KnobMode
-from servoscope.sidecar import server
+from servoscope.sidecar import control_api, server
 from servoscope.sidecar.control import ControlError
 from servoscope.sidecar.control_api import ControlApi
 from servoscope.sidecar.publish import Registry
@@ -161,6 +162,47 @@ async def test_bad_bodies(served: Served, body: bytes, status: int, word: str) -
     found, answer = await served.post("/api/v1/knobs", body)
     assert found == status
     assert word in answer["error"]
+
+
+async def test_a_body_in_pieces_is_read_whole(served: Served) -> None:
+    body = json.dumps({"set": {"chunk_tokens": 256}, "actor": "x" * 3000}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for i in range(0, len(body), 1000):
+            yield body[i : i + 1000]
+            await asyncio.sleep(0.02)
+
+    headers = {"Authorization": "Bearer secret"}
+    async with aiohttp.ClientSession() as session:
+        call = session.post(served.url + "/api/v1/knobs", data=pieces(), headers=headers)
+        async with call as answer:
+            assert answer.status == 200
+    assert served.control.asked[0][0] == {"chunk_tokens": 256}
+
+
+async def test_a_body_that_never_ends_is_given_up(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_api, "_BODY_SECONDS", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    writer.write(
+        b"POST /api/v1/knobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+        b"Content-Length: 100\r\n\r\n{"
+    )
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).split()[1] == b"408"
+    writer.close()
+
+
+async def test_an_authorization_that_is_no_text_is_a_401(served: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    writer.write(
+        b"POST /api/v1/knobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n"
+        b"Content-Length: 0\r\n\r\n"
+    )
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).split()[1] == b"401"
+    writer.close()
 
 
 async def test_errors_of_control_keep_their_status(served: Served) -> None:

@@ -43,7 +43,8 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "good"),
     [("Bearer abc", True), ("bearer abc ", True), ("Bearer abcd", False), ("Bearer ", False),
-     ("Basic abc", False), ("abc", False), ("", False), (None, False), ("Bearer äöü", False)],
+     ("Basic abc", False), ("abc", False), ("", False), (None, False), ("Bearer äöü", False),
+     ("Bearer \udcff", False), ("\udcff abc", False)],
 )  # fmt: skip
 def test_matches(header: str | None, good: bool) -> None:
     assert matches("abc", header) is good

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ NO_KNOBS = (
 _ANSWER_SECONDS = 5.0
 _MAX_KNOBS = 32
 _MAX_TEXT = 200
+_MAX_VALUE = 1e15  # of any knob; whole numbers are exact up to there
 _LINK_FAULTS = (OSError, TimeoutError, ProtocolError)  # the engine is away, or answers nonsense
 
 
@@ -288,7 +288,8 @@ def _checked(values: Mapping[str, Any]) -> dict[str, float]:
     checked: dict[str, float] = {}
     for name, value in values.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value):
+        # by comparison: isfinite() raises for whole numbers that no float can hold
+        if not number or not -_MAX_VALUE <= value <= _MAX_VALUE:
             raise ControlError(400, f"set.{str(name)[:64]}: must be a number, not {value!r:.64}")
         checked[str(name)[:64]] = value
     return checked

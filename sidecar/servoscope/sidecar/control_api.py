@@ -6,6 +6,7 @@ Changes need the bearer token of the state directory. Bodies are small JSON obje
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +20,7 @@ __all__ = ["MAX_BODY_BYTES", "ControlApi"]
 
 MAX_BODY_BYTES = 16 * 1024
 _MAX_ACTOR = 64
+_BODY_SECONDS = 5.0
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -75,9 +77,15 @@ class ControlApi:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    raw = await request.content.read(MAX_BODY_BYTES + 1)
-    if len(raw) > MAX_BODY_BYTES:
-        raise ControlError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for piece in request.content.iter_any():  # one read() may be part of it
+                raw += piece
+                if len(raw) > MAX_BODY_BYTES:
+                    raise ControlError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise ControlError(408, f"the body did not arrive within {_BODY_SECONDS:g} s") from None
     if not raw.strip():
         return {}
     try:

@@ -56,5 +56,6 @@ def read_token(path: Path) -> str:
 def matches(token: str, header: str | None) -> bool:
     """Whether an Authorization header carries ``token``, in constant time."""
     scheme, _, given = (header or "").partition(" ")
-    right = hmac.compare_digest(given.strip().encode(), token.encode())
+    # aiohttp hands over bytes that are no UTF-8 as lone surrogates; no token holds one.
+    right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
     return scheme.lower() == "bearer" and right
