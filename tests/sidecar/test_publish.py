@@ -91,6 +91,19 @@ def test_any_label_text_and_value_survives(label: str, value: float) -> None:
         assert registry.render().count("\n") == 3
 
 
+@given(st.text(st.characters(categories=["Cs", "L", "N"]), min_size=1, max_size=8))
+def test_lone_surrogates_never_cost_the_whole_exposition(label: str) -> None:
+    """JSON of an engine ("\\ud800") and argv that is no UTF-8 can hold them."""
+    registry = Registry()
+    registry.family("slo_threshold_seconds").set((label, "o"), 1.0)
+    registry.histogram("e2e_seconds").series(
+        ("vllm", "h:1", label, "v", "chat", "none", "true", "plugin")
+    ).observe(1.0)
+    text = registry.render().encode().decode()
+    if not any(c.isspace() for c in label):
+        assert len(list(parse_text(text))) == 2
+
+
 def test_percent_signs_in_labels_do_not_break_the_template() -> None:
     registry = Registry()
     labels = ("vllm", "h:1", "100%s%d%%", "v", "chat", "none", "true", "plugin")

@@ -60,9 +60,11 @@ def implausible(record: RequestRecord, now: float, max_seconds: float) -> list[R
         for name, why in checks:
             refused.append(Refused(name, repr(getattr(record, name))[:64], why))
             setattr(record, name, None)
-    gaps = tuple(g for g in record.inter_token_seconds if math.isfinite(g) and g >= 0)
+    gaps = tuple(g for g in record.inter_token_seconds if 0.0 <= g <= max_seconds)
     if bad := len(record.inter_token_seconds) - len(gaps):
-        refused.append(Refused("inter_token_seconds", f"{bad} gaps", "negative or not finite"))
+        refused.append(
+            Refused("inter_token_seconds", f"{bad} gaps", f"outside 0..{max_seconds:g} s")
+        )
         record.inter_token_seconds = gaps
     return refused
 

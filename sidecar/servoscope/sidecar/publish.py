@@ -32,7 +32,9 @@ Labels = tuple[str, ...]  # values, in the order of the catalogue
 
 
 def escape(value: str) -> str:
-    """A label value as both formats want it."""
+    """A label value as both formats want it: UTF-8, whatever an engine's JSON or argv held."""
+    if not value.isascii():
+        value = value.encode("utf-8", "backslashreplace").decode()  # lone surrogates, readably
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
