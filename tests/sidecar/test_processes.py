@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from servoscope.sidecar.processes import (
@@ -50,7 +51,7 @@ sys.stdin.read()
 """
 
 
-def test_the_processes_of_a_port_and_their_end() -> None:
+def test_the_processes_of_a_port_and_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
@@ -62,8 +63,15 @@ def test_the_processes_of_a_port_and_their_end() -> None:
         assert found[0].uid == os.getuid()
         assert found[0].argv[0] == sys.executable
         assert still_runs(found[:1])
-        again = replace(found[0], start_unix_seconds=found[0].start_unix_seconds - 100)
+        again = replace(found[0], start_seconds=found[0].start_seconds - 100)
         assert not still_runs([again])  # the same pid, another process
+        # A step of the wall clock moves what psutil says of every process's start.
+        boot = psutil.boot_time()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot + 3600)
+        stepped = server_processes("vllm", port)
+        assert stepped[0].start_unix_seconds - found[0].start_unix_seconds > 3000
+        assert still_runs(found[:1])
+        assert [p.start_seconds for p in stepped] == [p.start_seconds for p in found]
         server.stdin.close()
         server.wait()
     assert not still_runs(found[:1])

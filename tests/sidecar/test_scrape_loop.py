@@ -120,7 +120,7 @@ async def test_counters_that_start_again_are_a_restart_where_processes_are_unsee
 
 
 async def test_a_fall_in_the_same_process_is_a_refused_value(bench: Bench, engine: Any) -> None:
-    process = ServerProcess(1, "api", 5.0, (), 0)
+    process = ServerProcess(1, "api", 5.0, (), 0, 5.0)
     bench.loop.retarget(replace(bench.target, processes=(process,)))
     await bench.loop.once()
     engine.generated_tokens -= 1

@@ -11,12 +11,14 @@ from servoscope.sidecar.attach import AttachError, Target
 from servoscope.sidecar.processes import ServerProcess
 from servoscope.sidecar.watch import EngineWatch
 
-PROCESS = ServerProcess(1, "api", 100.0, ("vllm",), 0)
+PROCESS = ServerProcess(1, "api", 100.0, ("vllm",), 0, 100.0)
 TARGET = Target(
     url="http://127.0.0.1:1", host="127.0.0.1", port=1, server="127.0.0.1:1", engine="vllm",
     version="1", model_name="m", model_version="v", pids={1: "api"}, processes=(PROCESS,),
 )  # fmt: skip
-AGAIN = replace(TARGET, processes=(replace(PROCESS, pid=2, start_unix_seconds=200.0),))
+AGAIN = replace(
+    TARGET, processes=(replace(PROCESS, pid=2, start_unix_seconds=200.0, start_seconds=200.0),)
+)
 UNSEEN = replace(TARGET, processes=(), pids={})
 
 

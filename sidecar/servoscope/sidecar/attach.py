@@ -73,7 +73,7 @@ class Target:
     def identity(self) -> tuple[tuple[int, float], ...] | None:
         """Which life of the server this is, or ``None`` when its processes cannot be seen."""
         listening = [p for p in self.processes if p.role in ("api", "server")]
-        return tuple(sorted((p.pid, p.start_unix_seconds) for p in listening)) or None
+        return tuple(sorted((p.pid, p.start_seconds) for p in listening)) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from servoscope.exporters.cpu import process_stat
+
 __all__ = [
     "Listener",
     "ServerProcess",
@@ -27,6 +29,7 @@ __all__ = [
     "still_runs",
 ]
 
+_ENDED = ("Z", "X", "x")  # zombie or dead, in the words of proc(5)
 _HELPERS = re.compile(r"multiprocessing[.]resource_tracker|multiprocessing[.]forkserver")
 _VLLM_ROLES = (
     ("VLLM::EngineCore", "core"),
@@ -47,13 +50,18 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """One process of a server. ``start_unix_seconds`` with the pid identifies it for good."""
+    """One process of a server. ``start_seconds`` with the pid identifies it until the next boot.
+
+    ``start_unix_seconds`` cannot: the kernel derives it from the wall clock, so a step of that
+    clock moves the start of every process.
+    """
 
     pid: int
     role: str
     start_unix_seconds: float
     argv: tuple[str, ...]
     uid: int | None
+    start_seconds: float  # since boot
 
 
 def listeners() -> list[Listener]:
@@ -117,26 +125,25 @@ def _add(found: dict[int, ServerProcess], engine: str, pid: int, *, listens: boo
             argv = tuple(process.cmdline())
             start = process.create_time()
             uid = process.uids().effective
-    except psutil.Error:
+        since_boot = process_stat(pid).start_seconds
+    except (psutil.Error, OSError, ValueError):
         return  # it ended meanwhile, or is not ours to see
     role = role_of(engine, argv, listens=listens)
     if role is not None:
-        found[pid] = ServerProcess(pid, role, start, argv, uid)
+        found[pid] = ServerProcess(pid, role, start, argv, uid, since_boot)
 
 
 def still_runs(processes: Iterable[ServerProcess]) -> bool:
     """Whether every one of them is still the same process (a pid can be used again)."""
     for known in processes:
         try:
-            process = psutil.Process(known.pid)
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return False
-            if abs(process.create_time() - known.start_unix_seconds) > 1.0:
-                return False
-        except psutil.NoSuchProcess:
+            stat = process_stat(known.pid)
+        except ProcessLookupError:
             return False
-        except psutil.Error:
+        except (OSError, ValueError):
             continue  # not ours to see: no evidence against it
+        if stat.state in _ENDED or stat.start_seconds != known.start_seconds:
+            return False
     return True
 
 
