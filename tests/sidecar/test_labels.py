@@ -82,3 +82,19 @@ def test_a_table_has_one_cap_a_label() -> None:
     assert table.sizes() == {"a": 1, "b": 1}
     assert evicted == [("a", "x")]
     assert table.folded()["b"] == 0
+
+
+@given(st.lists(st.text(max_size=4), max_size=60), st.integers(1, 5), st.text(max_size=4))
+def test_what_is_shown_is_what_a_first_arrival_would_get(
+    values: list[str], capacity: int, value: str
+) -> None:
+    cap = LabelCap(capacity)
+    for each in values:
+        cap.admit(each)
+    before = (list(cap.values()), cap.folded, cap.evicted)
+    shown = cap.shown(value)
+    assert before == (list(cap.values()), cap.folded, cap.evicted)
+    if value in cap.values() or len(cap) < capacity:
+        assert shown == value == cap.admit(value)
+    else:
+        assert shown == (value and OTHER)

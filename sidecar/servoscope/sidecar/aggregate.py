@@ -124,6 +124,10 @@ class Aggregate:
         self._count(found, record)
         self._judge(found, record, admit("tenant", record.tenant))
 
+    def shown(self, label: str, value: str) -> str:
+        """The value a label would have on a request that ends now; lets nothing in."""
+        return self._labels.shown(label, value)
+
     def folded(self) -> dict[str, int]:
         """Observations folded into ``other`` so far, by label (or by table)."""
         return {**self._labels.folded(), **self._folded}

@@ -63,6 +63,13 @@ class LabelCap:
         self.folded += 1
         return OTHER
 
+    def shown(self, value: str) -> str:
+        """What ``admit`` would make of ``value`` now, without letting it in or counting it."""
+        if not value or value in self._kept:
+            return value
+        room = len(self._kept) < self.capacity and len(value) <= _MAX_VALUE_CHARACTERS
+        return value if room else OTHER
+
     def _wait(self, value: str) -> int:
         waiting = self._waiting
         arrivals = waiting.pop(value, 0) + 1
@@ -103,6 +110,10 @@ class LabelTable:
     def admit(self, label: str, value: str) -> str:
         """As ``LabelCap.admit`` for one label."""
         return self._caps[label].admit(value)
+
+    def shown(self, label: str, value: str) -> str:
+        """As ``LabelCap.shown`` for one label."""
+        return self._caps[label].shown(value)
 
     def folded(self) -> dict[str, int]:
         """Observations folded so far, by label."""

@@ -129,7 +129,10 @@ class Report:
         own.sources(self.statuses())
         chosen = self._selection.in_force
         own.in_flight(
-            chosen.open_requests() if chosen else (), self._pipeline.identity, self._classifier
+            chosen.open_requests() if chosen else (),
+            self._pipeline.identity,
+            self._classifier,
+            self._aggregate.shown,
         )
         self._refresh_losses()
         own.counters("engine_restarts_total", {(): self._watch.restarts})

@@ -17,14 +17,17 @@ from servoscope.exporters.records import (
     SourceState,
     SourceStatus,
 )
+from servoscope.sidecar.labels import OTHER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from servoscope.sidecar.classify import Classifier
     from servoscope.sidecar.pipeline import Identity
     from servoscope.sidecar.publish import Registry
     from servoscope.sidecar.source import OpenRequest
+
+    Shown = Callable[[str, str], str]  # label, value -> the value under the label's cap
 
 __all__ = ["SelfMetrics", "product_version"]
 
@@ -85,18 +88,30 @@ class SelfMetrics:
         family.replace({(*self._server, *labels): v for labels, v in values.items()})
 
     def in_flight(
-        self, requests: Iterable[OpenRequest], identity: Identity, classifier: Classifier
+        self,
+        requests: Iterable[OpenRequest],
+        identity: Identity,
+        classifier: Classifier,
+        shown: Shown,
     ) -> None:
-        """Open requests by type and phase. A label set that was seen stays, at 0."""
-        counts = dict.fromkeys(self._in_flight, 0.0)
+        """Open requests by type and phase, under the caps that finished requests have.
+
+        A label set that was seen stays, at 0, until its model or type lost its place.
+        """
+        counts = {
+            key: 0.0
+            for key in self._in_flight
+            if shown("model_name", key[2]) == key[2] and shown("request_type", key[5]) == key[5]
+        }
         for request in requests:
             model = request.model_name or identity.model_name
             key = (
-                *self._server, model, identity.model_version, identity.gpu_model,
-                _type_of(request, model, classifier), request.phase.value,
+                *self._server, shown("model_name", model), identity.model_version,
+                identity.gpu_model,
+                shown("request_type", _type_of(request, model, classifier)), request.phase.value,
             )  # fmt: skip
             if key not in counts and len(counts) >= _MAX_IN_FLIGHT_SERIES:
-                key = (*key[:2], "other", key[3], key[4], "other", key[6])
+                key = (*key[:2], OTHER, key[3], key[4], OTHER, key[6])
             counts[key] = counts.get(key, 0.0) + 1
         self._in_flight = counts
         self._registry.family("requests_in_flight").replace(counts)
