@@ -53,6 +53,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.steady = 0.0
         self.missing: dict[Source, str | None] = {
             Source.PLUGIN: "no plug-in", Source.TAP: "no right", Source.RELAY: "not configured",
         }  # fmt: skip
@@ -74,6 +75,7 @@ class Bench:
             ],
             self.counted.append,
             clock=lambda: self.now,
+            steady=lambda: self.steady,
             on_switch=self.switches.append,
             scraped_until=lambda: self.scraped_until,
             grace_seconds=5.0,
@@ -168,6 +170,26 @@ async def test_after_the_scrape_everything_counts_that_it_has_not_counted(
     bench.plugin.give(make_record(request_id="scraped", finished_unix_seconds=989.9))
     bench.plugin.give(make_record(request_id="new", finished_unix_seconds=990.1))
     assert [r.request_id for r in bench.counted] == ["new"]
+
+
+@pytest.mark.parametrize("finished", [500.0, None])
+async def test_a_clock_stepped_back_after_a_switch_costs_a_minute_at_most(
+    bench: Bench, make_record: Make, finished: float | None
+) -> None:
+    await bench.until(lambda: bench.selection.decided)
+    bench.scraped_until = 990.0
+    bench.missing[Source.PLUGIN] = None
+    record = make_record(
+        finished_unix_seconds=finished, received_unix_seconds=None, e2e_seconds=1.0
+    )
+    bench.plugin.give(record)
+    assert bench.counted == []
+    bench.steady = 59.9
+    bench.plugin.give(record)
+    assert bench.selection.drops["plugin", "before_switch"] == 2
+    bench.steady = 60.0
+    bench.plugin.give(record)
+    assert bench.counted == [record]
 
 
 async def test_at_the_start_what_the_plug_in_kept_does_count(

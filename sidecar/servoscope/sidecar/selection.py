@@ -6,6 +6,8 @@ source than the one in force is not counted, so no request counts twice.
 
 * A better source takes over at once. What it kept from before the moment it took over was counted
   by the one before and is left out; the scrape counted up to its last read (``scraped_until``).
+  Sources hand over what they kept as soon as they run, so this is asked for a minute only: a wall
+  clock that is stepped back later must not make new requests look old.
 * A source that is lost gives way to a worse one after ``grace_seconds``: an engine that restarts
   comes back with its plug-in.
 * A source that always runs (the relay carries traffic, the plug-in's sockets are looked for) keeps
@@ -27,6 +29,8 @@ from servoscope.sidecar.source import RequestSource, Sink
 __all__ = ["Candidate", "Remembered", "Selection"]
 
 log = logging.getLogger(__name__)
+
+_CUTOFF_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class Selection:
         sink: Sink,
         *,
         clock: Callable[[], float],
+        steady: Callable[[], float] = time.monotonic,
         on_switch: Callable[[Source], None] | None = None,
         scraped_until: Callable[[], float | None] = lambda: None,
         grace_seconds: float = 5.0,
@@ -82,6 +87,7 @@ class Selection:
         self._candidates = tuple(candidates)
         self._sink = sink
         self._clock = clock
+        self._steady = steady
         self._on_switch = on_switch
         self._scraped_until = scraped_until
         self._grace_seconds = grace_seconds
@@ -90,6 +96,7 @@ class Selection:
         self._place: int | None = None  # of the candidate in force; None: the scrape
         self._lost_at: float | None = None
         self._cutoff: float | None = None
+        self._cutoff_ends = 0.0  # by the steady clock
         self.decided = False
         self.drops: Counter[tuple[str, ...]] = Counter()  # (source, reason)
 
@@ -148,6 +155,7 @@ class Selection:
         before = self._place
         if self.decided and place is not None:
             self._cutoff = self._scraped_until() if before is None else self._clock()
+            self._cutoff_ends = self._steady() + _CUTOFF_SECONDS
         if before is not None and not self._candidates[before].always:
             self._stop(before)
         self._place, self._lost_at, self.decided = place, None, True
@@ -182,7 +190,7 @@ class Selection:
         def offer(record: RequestRecord) -> None:
             if self._place != place and not self._takes_over(place):
                 return
-            if self._cutoff is not None and not self._after_cutoff(record):
+            if not self._after_cutoff(record):
                 self.drops[record.source.value, "before_switch"] += 1
                 return
             self._sink(record)
@@ -198,7 +206,11 @@ class Selection:
         return True
 
     def _after_cutoff(self, record: RequestRecord) -> bool:
-        assert self._cutoff is not None  # noqa: S101 - asked only when there is one
+        if self._cutoff is None:
+            return True
+        if self._steady() >= self._cutoff_ends:
+            self._cutoff = None
+            return True
         ended = record.finished_unix_seconds
         if ended is None and record.received_unix_seconds is not None:
             ended = record.received_unix_seconds + (record.e2e_seconds or 0.0)
