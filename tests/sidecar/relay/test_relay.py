@@ -320,6 +320,29 @@ async def test_sink_that_raises_never_touches_the_traffic() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_open_requests_end_as_errors_when_the_relay_is_stopped() -> None:
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            asked.set()
+        writer.close()
+
+    async with serving(silent) as port:
+        async with relayed(port) as (relay, records):
+            _, open_ = await connect(relay)
+            _, left = await connect(relay)
+            _, idle = await connect(relay)
+            for writer in (open_, left):
+                writer.write(ask())
+            await until(lambda: len(relay.open_requests()) == 2)
+            left.transport.abort()
+            await until(lambda: len(relay.open_requests()) == 1)
+        assert [r.outcome for r in records] == [Outcome.CLIENT_DISCONNECT, Outcome.ERROR]
+        for writer in (open_, idle):
+            writer.close()
+
+
 async def test_unknown_protocols_pass_through() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(4096):

@@ -145,6 +145,8 @@ class RelaySource:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in list(self._links):
+            # We break these off, not their clients: what is open ends as a server's failure.
+            link.watch.server_closed(self.now(), reset=True)
             link.abort()
         for _ in range(_STOP_TURNS):  # the loop tells each transport in one of its next turns
             if not self._links:
