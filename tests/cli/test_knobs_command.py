@@ -15,6 +15,7 @@ import pytest
 from servoscope.cli import main
 from servoscope.cli.commands import knobs
 from servoscope.cli.sidecars import server_of
+from servoscope.exporters.cpu import process_stat
 
 
 class _Api(BaseHTTPRequestHandler):
@@ -61,7 +62,8 @@ def sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (folder / "127.0.0.1_8000.json").write_text(
         json.dumps(
             {"pid": os.getpid(), "port": port, "url": f"http://127.0.0.1:{port}",
-             "server": "127.0.0.1:8000", "token_path": str(token)}
+             "server": "127.0.0.1:8000", "token_path": str(token),
+             "start_seconds": process_stat(os.getpid()).start_seconds}
         )
     )  # fmt: skip
     monkeypatch.setenv("SERVOSCOPE_RUN_DIR", str(tmp_path))
@@ -113,6 +115,9 @@ def test_a_dead_sidecars_file_is_ignored(tmp_path: Path, monkeypatch: pytest.Mon
     folder.mkdir()
     (folder / "127.0.0.1_8000.json").write_text('{"pid": 2147483646, "port": 1}')
     (folder / "127.0.0.1_8001.json").write_text('{"pid": ')
+    alive = {"pid": os.getpid(), "port": 1, "server": "127.0.0.1:8000"}  # a pid used again
+    (folder / "a.json").write_text(json.dumps(alive))
+    (folder / "b.json").write_text(json.dumps({**alive, "start_seconds": 0.25}))
     monkeypatch.setenv("SERVOSCOPE_RUN_DIR", str(tmp_path))
     assert _run("knobs", "http://127.0.0.1:8000", "get")[0] == 1
 
@@ -135,6 +140,7 @@ def test_a_knob_set_twice_is_refused() -> None:
         ("127.0.0.1:8000", "127.0.0.1:8000"),
         ("http://engine", "engine:80"),
         ("https://engine", "engine:443"),
+        ("http://[::1]:8000", "[::1]:8000"),  # as the sidecar registers it
     ],
 )
 def test_server_of(url: str, server: str) -> None:

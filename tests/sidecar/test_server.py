@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from servoscope.exporters.cpu import process_stat
 from servoscope.exporters.records import Knob, KnobMode
 from servoscope.sidecar import control_api, server
 from servoscope.sidecar.control import ControlError
@@ -228,6 +231,7 @@ def test_the_registered_file_comes_and_goes(tmp_path: Path) -> None:
         assert entry == {
             "pid": os.getpid(), "port": 9790, "url": "http://127.0.0.1:9790",
             "server": "127.0.0.1:8000", "token_path": str(token),
+            "start_seconds": process_stat(os.getpid()).start_seconds,
         }  # fmt: skip
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not path.exists()
@@ -257,7 +261,7 @@ def test_ipv6() -> None:
 
 
 def test_a_second_sidecar_of_a_server_is_refused(tmp_path: Path) -> None:
-    program = "import time; 'servoscope'; print('on', flush=True); time.sleep(60)"
+    program = "import time; print('on', flush=True); time.sleep(60)"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     ) as other:
@@ -266,7 +270,10 @@ def test_a_second_sidecar_of_a_server_is_refused(tmp_path: Path) -> None:
             other.stdout.readline()
             folder = tmp_path / "sidecars"
             folder.mkdir(mode=0o700)
-            entry = {"pid": other.pid, "port": 9790, "url": "http://127.0.0.1:9790"}
+            entry = {
+                "pid": other.pid, "port": 9790, "url": "http://127.0.0.1:9790",
+                "start_seconds": process_stat(other.pid).start_seconds,
+            }  # fmt: skip
             (folder / "h:1.json").write_text(json.dumps(entry))
             with (
                 pytest.raises(server.AlreadyAttachedError, match=f"pid {other.pid}"),
@@ -279,3 +286,60 @@ def test_a_second_sidecar_of_a_server_is_refused(tmp_path: Path) -> None:
             other.wait(10)
     with server.registered(tmp_path, "h:1", 1, "127.0.0.1", tmp_path) as path:  # it is gone now
         assert json.loads(path.read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("kept", [{}, {"start_seconds": 1.5}, {"start_seconds": "x"}])
+def test_a_file_whose_pid_is_somebody_else_now_is_taken_over(
+    tmp_path: Path, kept: dict[str, Any]
+) -> None:
+    """After kill -9 the pid can come again, and as the id of a thread too."""
+    idle = threading.Event()
+    thread = threading.Thread(target=idle.wait)
+    thread.start()
+    try:
+        folder = tmp_path / "sidecars"
+        folder.mkdir(mode=0o700)
+        for pid in (thread.native_id, os.getppid()):
+            entry = {"pid": pid, "port": 1, "url": "http://127.0.0.1:1", **kept}
+            (folder / "h:1.json").write_text(json.dumps(entry))
+            with server.registered(tmp_path, "h:1", 1, "127.0.0.1", tmp_path) as path:
+                assert json.loads(path.read_text())["pid"] == os.getpid()
+    finally:
+        idle.set()
+        thread.join()
+
+
+def test_of_many_that_start_together_one_is_registered(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from servoscope.sidecar import server\n"
+        "run = pathlib.Path(sys.argv[1])\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "try:\n"
+        "    with server.registered(run, 'h:1', 1, '127.0.0.1', run):\n"
+        "        print('in', flush=True); sys.stdin.readline()\n"
+        "except server.AlreadyAttachedError:\n"
+        "    print('out', flush=True)\n"
+    )
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, str(tmp_path)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                )
+            )
+            for _ in range(4)
+        ]  # fmt: skip
+
+        def said() -> list[str]:
+            return sorted(one.stdout.readline().strip() for one in started if one.stdout)
+
+        assert said() == ["ready"] * 4
+        for one in started:
+            assert one.stdin is not None
+            one.stdin.write("\n")
+            one.stdin.flush()
+        assert said() == ["in", "out", "out", "out"]
+        for one in started:
+            one.communicate("\n", timeout=10)

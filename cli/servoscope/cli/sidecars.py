@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from servoscope.exporters.cpu import same_process
 from servoscope.exporters.paths import run_dir
 
 __all__ = ["Registered", "SidecarAnswer", "find_sidecar", "registered_sidecars", "request"]
@@ -44,6 +44,7 @@ def server_of(url: str) -> str:
     if not parts.hostname:
         raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
     host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    host = f"[{host}]" if ":" in host else host
     return f"{host}:{parts.port or DEFAULT_PORTS.get(parts.scheme, 80)}"
 
 
@@ -58,7 +59,8 @@ def registered_sidecars(directory: Path | None = None) -> list[Registered]:
             url = str(entry.get("url") or f"http://127.0.0.1:{int(entry['port'])}")
             server = str(entry.get("server") or path.stem.replace("_", ":"))
             token = entry.get("token_path")
-            os.kill(pid, 0)
+            if not same_process(pid, float(entry["start_seconds"])):
+                continue
         except (OSError, ValueError, KeyError, TypeError):
             continue  # half-written or left by a dead sidecar: it overwrites or we ignore
         found.append(Registered(server, pid, url, Path(token) if token else None))

@@ -34,6 +34,7 @@ __all__ = [
     "process_cpu_seconds",
     "process_stat",
     "resident_bytes",
+    "same_process",
     "start_unix_seconds",
 ]
 
@@ -121,6 +122,17 @@ def parse_owner_uid(text: str) -> int:
 def process_stat(pid: int, proc: Path = PROC) -> ProcessStat:
     """State of a process now. A zombie is still there: see ``state`` "Z"."""
     return _named(pid, "stat", proc, lambda data: parse_stat(_text(data)))
+
+
+def same_process(pid: int, start_seconds: float, proc: Path = PROC) -> bool:
+    """Whether ``pid`` is still the process that started then (seconds since boot).
+
+    A pid is given again, as a thread's id too: the start tells them apart.
+    """
+    try:
+        return process_stat(pid, proc).start_seconds == start_seconds
+    except (OSError, ValueError):
+        return False
 
 
 def process_cpu_seconds(pid: int, proc: Path = PROC) -> float:

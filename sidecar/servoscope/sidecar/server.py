@@ -7,6 +7,7 @@ Listens on loopback by default, on the first free port from the configured one, 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client import generate_latest as generate_text
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from servoscope.exporters.cpu import command_line
+from servoscope.exporters.cpu import process_stat, same_process
 from servoscope.exporters.paths import private_directory
 from servoscope.sidecar.attach import AttachError
 from servoscope.sidecar.control_api import MAX_BODY_BYTES, ControlApi
@@ -135,13 +136,23 @@ def _living(path: Path) -> Mapping[str, Any] | None:
     """The entry at ``path`` if the process that wrote it is another one, alive, and ours."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-        pid, url = int(entry["pid"]), str(entry["url"])
-        words = command_line(pid)
+        pid, url, start = int(entry["pid"]), str(entry["url"]), float(entry["start_seconds"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # none, half-written, or left by a process that is gone
-    if pid == os.getpid() or not any("servoscope" in word for word in words):
-        return None  # ours, or the pid was given to somebody else since
+        return None  # none, half-written, or not of ours
+    if pid == os.getpid() or not same_process(pid, start):
+        return None  # ours, or left by a process that is gone
     return {"pid": pid, "url": url}
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One process at a time: two that start together must not both find the place free."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -153,11 +164,6 @@ def registered(run_dir: Path, server: str, port: int, host: str, token: Path) ->
     """
     directory = private_directory(private_directory(run_dir) / "sidecars")
     path = directory / f"{server.replace('/', '_')}.json"
-    if (other := _living(path)) is not None:
-        raise AlreadyAttachedError(
-            f"{server} has a sidecar already: pid {other['pid']}, {other['url']}/metrics. "
-            f"Stop it first (kill {other['pid']}), or use that one"
-        )
     shown = f"[{host}]" if ":" in host else host
     entry = {
         "pid": os.getpid(),
@@ -165,10 +171,17 @@ def registered(run_dir: Path, server: str, port: int, host: str, token: Path) ->
         "url": f"http://{shown}:{port}",
         "server": server,
         "token_path": str(token),
+        "start_seconds": process_stat(os.getpid()).start_seconds,
     }
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_text(json.dumps(entry) + "\n", encoding="utf-8")
-    written.replace(path)
+    with _alone(directory):
+        if (other := _living(path)) is not None:
+            raise AlreadyAttachedError(
+                f"{server} has a sidecar already: pid {other['pid']}, {other['url']}/metrics. "
+                f"Stop it first (kill {other['pid']}), or use that one"
+            )
+        written = path.with_name(f".{path.name}.{os.getpid()}")
+        written.write_text(json.dumps(entry) + "\n", encoding="utf-8")
+        written.replace(path)
     try:
         yield path
     finally:
