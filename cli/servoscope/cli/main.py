@@ -119,4 +119,5 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    run()
+    # By its own name: as __main__ this module's CommandError is not the one commands raise.
+    sys.exit(importlib.import_module("servoscope.cli.main").main(sys.argv[1:], sys.stdout))

@@ -13,6 +13,7 @@ from servoscope.cli.settings import SettingsError, load_settings
 from servoscope.sidecar.attach import AttachError
 from servoscope.sidecar.config import SidecarConfig
 from servoscope.sidecar.service import run_sidecar
+from servoscope.sidecar.token import TokenError
 
 __all__ = ["HELP", "add_arguments", "execute"]
 
@@ -85,7 +86,7 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     work = run_sidecar(args.url, config, settings.objectives())
     try:
         _run(work)
-    except AttachError as error:
+    except (AttachError, TokenError, OSError) as error:  # no port, no right, no such directory
         raise CommandError(str(error)) from error
     return 0
 
