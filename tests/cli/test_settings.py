@@ -39,6 +39,14 @@ def test_environment_wins_over_the_file() -> None:
         ("a: [", "not YAML"),
         ("notify: {page: [{webhook: {url: 'ftp://x'}}]}", "notify.page[0]"),
         ("notify: {pager: []}", "notify.pager"),
+        ("sidecar: {1: 3}", "sidecar.1: unknown key"),
+        ("sidecar: {collector_url: 'http://[::1'}", "sidecar.collector_url: must be an http URL"),
+        ("collector: {database: 5}", "collector.database: 5 is not text"),
+        ("a: &a [x]\nslos: *a", "aliases are not accepted"),
+        (
+            "sidecar: {types: [{request_type: a, prompt_tokens: [1]}]}",
+            "sidecar.types[0].prompt_tokens: Not enough values",
+        ),
     ],
 )
 def test_wrong_keys_are_named(text: str, key: str) -> None:
@@ -58,6 +66,20 @@ def test_shown_configuration_reads_back_to_itself() -> None:
     settings = parse_settings(text, {})
     assert settings.notify.page
     assert parse_settings(as_yaml(settings), {}) == settings
+
+
+@pytest.mark.parametrize("place", ["port", "listen", "types", "tap"])
+def test_a_message_about_a_large_value_is_short(place: str) -> None:
+    value = "[" + ",".join(["[" + "x," * 1000 + "x]"] * 100) + "]"
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(f"sidecar: {{{place}: {value}}}", {})
+    assert all(len(line) < 1000 for line in str(caught.value).splitlines())
+
+
+def test_an_endless_spec_file_is_refused() -> None:
+    settings = parse_settings("slos: [/dev/zero]", {})
+    with pytest.raises(SettingsError, match="slos: /dev/zero"):
+        settings.objectives()
 
 
 @given(st.text(max_size=200))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,20 @@ __all__ = [
 ]
 
 MAX_FILE_BYTES = 1 << 20
+MAX_PROBLEM_CHARACTERS = 500
+BRIEFLY = reprlib.Repr()  # a value in a message, whatever its size
+BRIEFLY.maxlevel = 2
 PREFIX = "SERVOSCOPE_"
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: with them a small file holds a tree of any size (as in alerts.spec)."""
+
+    def compose_node(self, parent: yaml.nodes.Node | None, index: int) -> yaml.nodes.Node | None:
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not accepted", mark)
+        return super().compose_node(parent, index)
 
 
 class SettingsError(Exception):
@@ -62,7 +76,8 @@ class Settings:
         for name in self.slos:
             path = Path(name).expanduser()
             try:
-                text = path.read_text(encoding="utf-8")
+                with path.open(encoding="utf-8") as file:
+                    text = file.read(MAX_FILE_BYTES + 1)  # load_spec refuses what is too long
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingsError(f"slos: cannot read {name}: {error}") from error
             try:
@@ -87,14 +102,15 @@ def _converter() -> cattrs.Converter:
             if kind is float and isinstance(value, int) and not isinstance(value, bool):
                 return float(value)
             if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-                raise ValueError(f"{value!r} is not {NAMES[kind]}")
+                raise ValueError(f"{BRIEFLY.repr(value)} is not {NAMES[kind]}")
             return value
 
         return structure
 
     for kind in (int, float, bool, str):
         converter.register_structure_hook(kind, strict(kind))
-    converter.register_structure_hook(Path, lambda value, _: Path(str(value)).expanduser())
+    text = strict(str)
+    converter.register_structure_hook(Path, lambda value, _: Path(text(value, str)).expanduser())
     converter.register_unstructure_hook(Path, str)
     return converter
 
@@ -113,7 +129,7 @@ CONVERTER = _converter()
 def _explain(error: BaseException, where: str, keys: tuple[str, ...]) -> list[str]:
     """Flatten cattrs' error tree into ``section.key: what`` lines."""
     if isinstance(error, ForbiddenExtraKeysError):
-        return [unknown_key(where, key, keys) for key in sorted(error.extra_fields)]
+        return [unknown_key(where, key, keys) for key in sorted(map(str, error.extra_fields))]
     if isinstance(error, BaseExceptionGroup):
         lines = []
         for inner in error.exceptions:
@@ -123,14 +139,14 @@ def _explain(error: BaseException, where: str, keys: tuple[str, ...]) -> list[st
                 index = getattr(note, "index", None)
                 if name is not None:
                     place = f"{where}.{name}"
-                elif index is not None:
+                elif isinstance(index, int):  # a note may be a str, whose index is a method
                     place = f"{where}[{index}]"
             nested = keys
             if isinstance(inner, ClassValidationError) and dataclasses.is_dataclass(inner.cl):
                 nested = tuple(f.name for f in dataclasses.fields(inner.cl))
             lines += _explain(inner, place, nested)
         return lines
-    return [f"{where}: {error}"]
+    return [f"{where}: {str(error)[:MAX_PROBLEM_CHARACTERS]}"]
 
 
 def unknown_key(where: str, key: str, keys: tuple[str, ...]) -> str:
@@ -148,7 +164,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         if not name.startswith(PREFIX) or not sep:
             continue
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
         except yaml.YAMLError as error:
             raise SettingsError(f"{name}: {error}") from error
         found.setdefault(section.lower(), {})[key.lower()] = value
@@ -187,13 +203,13 @@ def _tree(text: str, origin: str) -> dict[str, Any]:
     if len(text) > MAX_FILE_BYTES:
         raise SettingsError(f"{origin}: larger than {MAX_FILE_BYTES} bytes")
     try:
-        tree = yaml.safe_load(text)
+        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         # ValueError: PyYAML lets some through, e.g. for a date such as 2026-99-99
         raise SettingsError(f"{origin}: not YAML: {error}") from error
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
-        raise SettingsError(f"{origin}: expected a mapping of sections, found {tree!r:.40}")
+        raise SettingsError(f"{origin}: expected a mapping of sections, found {BRIEFLY.repr(tree)}")
     return tree
 
 
@@ -227,7 +243,7 @@ def _section(name: str, values: Any) -> tuple[Any, list[str]]:
     except ClassValidationError as error:
         problems += _explain(error, name, keys)
     except (ValueError, TypeError) as error:
-        text = str(error)
+        text = str(error)[:MAX_PROBLEM_CHARACTERS]
         problems.append(text if text.startswith(f"{name}.") else f"{name}.{text}")
     return built, problems
 

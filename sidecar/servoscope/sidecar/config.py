@@ -198,9 +198,13 @@ class SidecarConfig:
 
     def _validate_push(self) -> None:
         if self.collector_url:
-            parts = urlsplit(self.collector_url)
+            try:
+                parts = urlsplit(self.collector_url)
+                usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+            except ValueError:  # brackets that hold no address
+                usable = False
             _require(
-                parts.scheme in ("http", "https") and bool(parts.hostname),
+                usable,
                 "sidecar.collector_url",
                 f"must be an http URL or empty, not {self.collector_url!r}",
             )
