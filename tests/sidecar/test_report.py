@@ -25,7 +25,7 @@ async def build(
     engine: Any, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Build]:
     """A wired sidecar that does not run, on a host without the right to capture."""
-    monkeypatch.setattr(service, "tap_missing", lambda _host, _port: MISSING)
+    monkeypatch.setattr(service, "tap_missing", lambda *_asked, **_more: MISSING)
     target = await attach(engine.url)
     async with aiohttp.ClientSession() as session:
 
