@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, SourceState
+from servoscope.exporters.vllm.requests import StatsClient
 from servoscope.sidecar.plugin_source import PluginSource
 
 NOW = 1_800_000_000.0
@@ -265,6 +266,42 @@ async def test_a_plug_in_that_is_off_is_not_used(watched: Watched, tmp_path: Pat
     await watched.until(lambda: watched.source.status(NOW).state is SourceState.FAILED)
     assert "unknown layout" in (watched.source.missing() or "")
     await plugin.stop()
+
+
+async def test_a_fault_of_ours_in_one_socket_is_said_and_costs_no_other(tmp_path: Path) -> None:
+    class Faulty(StatsClient):
+        async def run(self, *words: Any, **named: Any) -> None:
+            if self.path.name == "stats-1.sock":
+                raise OverflowError("int too large to convert to float")
+            await super().run(*words, **named)
+
+    plugins = [FakePlugin(tmp_path, 1), FakePlugin(tmp_path, 2)]
+    for plugin in plugins:
+        await plugin.start()
+    records: list[RequestRecord] = []
+    source = PluginSource(
+        lambda: ([tmp_path], [1, 2]), alive=lambda: True, client=Faulty, poll_seconds=0.01
+    )
+    task = asyncio.create_task(source.run(records.append))
+    try:
+        async with asyncio.timeout(10):
+            while not plugins[1].writers:  # noqa: ASYNC110 - the other side's state
+                await asyncio.sleep(0.01)
+        await plugins[1].record("a")
+        async with asyncio.timeout(10):
+            while not records:  # noqa: ASYNC110 - whatever the source hands over
+                await asyncio.sleep(0.01)
+        assert not task.done()
+        await plugins[1].stop()
+        async with asyncio.timeout(10):
+            while source.missing() is None:  # noqa: ASYNC110 - the other side's state
+                await asyncio.sleep(0.01)
+        assert source.status(NOW).state is SourceState.FAILED
+        assert "a fault of ours: OverflowError" in source.status(NOW).detail
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await plugins[0].stop()
 
 
 async def test_a_socket_of_another_user_says_who_may_read_it(

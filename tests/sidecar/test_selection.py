@@ -233,6 +233,20 @@ async def test_a_source_that_crashes_is_started_again(bench: Bench) -> None:
     await bench.until(lambda: bench.tap.sink is not None)
 
 
+async def test_a_source_that_always_runs_is_started_again_though_it_is_not_chosen(
+    bench: Bench,
+) -> None:
+    bench.plugin.crash = True
+    bench.missing[Source.TAP] = None
+    assert bench.plugin.sink is not None
+    assert bench.selection._tasks[0].cancel()
+    await bench.until(lambda: bench.plugin.runs >= 3)
+    bench.plugin.crash = False
+    await bench.until(lambda: bench.plugin.sink is not None)
+    bench.missing[Source.PLUGIN] = None
+    await bench.until(lambda: bench.selection.in_force is bench.plugin)
+
+
 def test_a_question_that_costs_is_asked_again_only_after_a_while() -> None:
     now, asked = [0.0], []
 

@@ -197,6 +197,11 @@ class PluginSource:
             )
         except (OSError, ProtocolError) as error:
             self._fail(path, str(error) or type(error).__name__)
+        except Exception as error:
+            # A fault of ours in reading one engine's lines: said, tried again, and no other
+            # socket's problem.
+            log.exception("reading %s failed", path)
+            self._fail(path, f"a fault of ours: {type(error).__name__}")
         finally:
             self._note_open(path, client)  # also what came since the last look
             self._clients.pop(path, None)

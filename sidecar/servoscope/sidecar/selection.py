@@ -113,10 +113,10 @@ class Selection:
     async def run(self) -> None:
         """Choose again and again until cancelled; then stop all sources."""
         try:
-            for place, candidate in enumerate(self._candidates):
-                if candidate.always:
-                    self._start(place)
             while True:
+                for place, candidate in enumerate(self._candidates):
+                    if candidate.always:
+                        self._start(place)  # also again, if it ended by a fault of ours
                 self.choose()
                 await asyncio.sleep(self._check_seconds)
         finally:
