@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import os
 from pathlib import Path
 from typing import TextIO
 
@@ -37,6 +38,8 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
         config.validate()
     except ValueError as error:
         raise SettingsError(f"collector.{error}") from error
+    # The database engine makes its write-ahead log anew whenever it wants to, with the umask's mode.
+    os.umask(0o077)
     try:
         asyncio.run(run_collector(config, settings.objectives()))
     except (StoreError, OSError) as error:
