@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +46,31 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AuditError):
         AuditLog(Path("/proc/self/nothing/audit.jsonl"), 1000).append({})
+
+
+def test_a_line_that_did_not_fit_spoils_no_other(tmp_path: Path) -> None:
+    """A limit on the size of files cuts a write short, as a full disk does."""
+    path = tmp_path / "audit.jsonl"
+    program = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from servoscope.sidecar.audit import AuditError, AuditLog\n"
+        "log = AuditLog(Path(sys.argv[1]), 10**6)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))\n"
+        "written = 0\n"
+        "try:\n"
+        "    while True:\n"
+        "        log.append({'n': written, 'x': 'y' * 90})\n"
+        "        written += 1\n"
+        "except AuditError as error:\n"
+        "    assert 'could be written' in str(error), error\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, resource.RLIM_INFINITY))\n"
+        "log.append({'n': written})\n"
+        "print(written)\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    ).stdout
+    lines = [json.loads(line)["n"] for line in path.read_text().splitlines()]
+    assert lines == list(range(int(said) + 1))
+    assert len(lines) > 2

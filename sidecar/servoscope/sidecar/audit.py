@@ -1,11 +1,13 @@
 """The record of who changed which knob: append-only JSON lines, mode 0600, synced to disk.
 
 A change that cannot be written down is not made: ``append`` raises AuditError and the control API
-refuses. The directory is the state directory; nothing here deletes or rewrites a line.
+refuses. The directory is the state directory, shared by this user's sidecars. Nothing here deletes
+or rewrites a line; only a piece of one that did not fit on the disk is taken back.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -39,10 +41,13 @@ class AuditLog:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             descriptor = os.open(self.path, flags, 0o600)
             try:
-                self._check(descriptor, len(line))
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # until it is closed
+                size = self._check(descriptor, len(line))
                 written = os.write(descriptor, line)
                 if written != len(line):
-                    raise AuditError(f"{self.path}: only {written} bytes were written")
+                    # The disk is full. A piece of a line would spoil the next one too.
+                    os.ftruncate(descriptor, size)
+                    raise AuditError(f"{self.path}: only {written} bytes could be written")
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -51,7 +56,8 @@ class AuditLog:
         except OSError as error:
             raise AuditError(f"{self.path}: {error.strerror or error}") from error
 
-    def _check(self, descriptor: int, more: int) -> None:
+    def _check(self, descriptor: int, more: int) -> int:
+        """Size of the file before. Raises AuditError when nothing may be added."""
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise AuditError(f"{self.path} is not a regular file")
@@ -60,3 +66,4 @@ class AuditLog:
                 f"{self.path} has {found.st_size} bytes, the limit is {self._max_bytes}: "
                 f"move it away, then changes are possible again"
             )
+        return found.st_size
