@@ -38,7 +38,7 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
         config.validate()
     except ValueError as error:
         raise SettingsError(f"collector.{error}") from error
-    # The database engine makes its write-ahead log anew whenever it wants to, with the umask's mode.
+    # The database engine makes its write-ahead log when it wants to, with the mode of the umask.
     os.umask(0o077)
     try:
         asyncio.run(run_collector(config, settings.objectives()))
