@@ -28,6 +28,7 @@ from servoscope.sidecar.audit import AuditLog
 from servoscope.sidecar.classify import Classifier
 from servoscope.sidecar.control import KnobControl
 from servoscope.sidecar.control_api import ControlApi
+from servoscope.sidecar.descriptors import raise_limit, relay_connections
 from servoscope.sidecar.engine_metrics import EngineMetrics
 from servoscope.sidecar.host_metrics import HostMetrics
 from servoscope.sidecar.knob_metrics import KnobMetrics
@@ -237,7 +238,10 @@ class Sidecar:
             found.append(Candidate(tap, right))
         if config.relay is not None:
             host, port = config.relay_address()
-            relay = RelaySource(host, port, target.host, target.port, server=target.server)
+            relay = RelaySource(
+                host, port, target.host, target.port, server=target.server,
+                max_connections=relay_connections(raise_limit()),
+            )  # fmt: skip
             found.append(Candidate(relay, lambda: None, always=True))
         return found
 
