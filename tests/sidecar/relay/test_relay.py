@@ -320,6 +320,24 @@ async def test_sink_that_raises_never_touches_the_traffic() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_an_upstream_that_came_back_is_no_fault_though_nobody_asks_for_it() -> None:
+    async def closes(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with relayed(port) as (relay, records):
+        reader, writer = await connect(relay)
+        writer.write(ask())
+        assert b" 502 " in await asyncio.wait_for(reader.readline(), 5)
+        assert relay.status(time.time()).state is SourceState.FAILED
+        writer.close()
+        server = await asyncio.start_server(closes, "127.0.0.1", port)
+        async with server:
+            await until(lambda: relay.status(time.time()).state is not SourceState.FAILED)
+        assert [r.outcome for r in records] == [Outcome.ERROR]
+
+
 async def test_open_requests_end_as_errors_when_the_relay_is_stopped() -> None:
     asked = asyncio.Event()
 

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 2.0
 _CLOCK_SECONDS = 1.0
+_KNOCK_SECONDS = 1.0
 _STOP_TURNS = 100
 
 
@@ -136,9 +137,22 @@ class RelaySource:
             while True:
                 await asyncio.sleep(_CLOCK_SECONDS)
                 self._watch_clock()
+                if self._upstream_fault is not None:
+                    await self._knock()
         finally:
             self.listening.clear()
             server.close()
+
+    async def _knock(self) -> None:
+        """Does the upstream take connections again? Without traffic nobody else would find out."""
+        to = self.upstream
+        try:
+            async with asyncio.timeout(_KNOCK_SECONDS):
+                _, writer = await asyncio.open_connection(to.host, to.port)
+        except OSError:  # TimeoutError is one
+            return
+        writer.close()
+        self.upstream_answered(None)
 
     async def _stop(self) -> None:
         for task in list(self._tasks):
