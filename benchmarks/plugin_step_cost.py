@@ -1,4 +1,4 @@
-"""What the vLLM plug-in costs: microseconds a step, a token and a request, and on/off end to end.
+"""What the vLLM plug-in costs: microseconds a step, a token, a request and a message of HTTP.
 
     python benchmarks/plugin_step_cost.py            microbenchmarks only (seconds)
     python benchmarks/plugin_step_cost.py --engine   and a real vLLM on the CPU (minutes)
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import statistics
 import sys
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from engines.vllm_cpu import VllmServer
 from exporters.vllm import fakes
 from servoscope.exporters.vllm.hooks import Hooks, install
+from servoscope.exporters.vllm.http_start import watch_http
 from servoscope.exporters.vllm.knobs import KnobClient, KnobState, find_knob_sockets
 from servoscope.exporters.vllm.lifecycle import Lifecycle
 from servoscope.exporters.vllm.lines import LineDecoder, encode_line
@@ -114,6 +116,48 @@ def request_cost() -> dict[str, float]:
         "request, registration to record": cpu_microseconds(one_request(*on))
         - cpu_microseconds(one_request(*off)),
     }
+
+
+def http_cost() -> dict[str, float]:
+    """Added microseconds of one POST (10 headers, body in one message), and of a message of its
+    answer: 1,000 of them are sent, and none of ours is in their way."""
+    headers = [(f"header-{n}".encode(), b"value") for n in range(8)]
+    headers += [(b"x-request-type", b"rag"), (b"x-tenant", b"acme")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    body = {"type": "http.request", "body": b"", "more_body": False}
+    chunk = {"type": "http.response.body", "body": b"data", "more_body": True}
+
+    async def receive() -> Any:
+        return body
+
+    async def send(_message: Any) -> None:
+        pass
+
+    def application(messages: int, *, watched: bool) -> Any:
+        class Application:
+            async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
+                await receive()
+                for _ in range(messages):
+                    await send(chunk)
+
+        if watched:
+            modules: Any = {"fastapi": SimpleNamespace(FastAPI=Application)}
+            watch_http(Hooks(), modules)
+        return Application()
+
+    def one(app: Any) -> Callable[[], None]:
+        def run() -> None:
+            with contextlib.suppress(StopIteration):  # nothing in it waits: no loop is needed
+                app(scope, receive, send).send(None)
+
+        return run
+
+    def added(messages: int, rounds: int) -> float:
+        on, off = (application(messages, watched=watched) for watched in (True, False))
+        return cpu_microseconds(one(on), rounds) - cpu_microseconds(one(off), rounds)
+
+    post = added(0, ROUNDS)
+    return {"HTTP POST": post, "message of its answer": (added(1000, ROUNDS // 100) - post) / 1000}
 
 
 class BypassSwitch:
@@ -222,7 +266,7 @@ def main() -> None:
     print("| added by the plug-in, CPU us | median |\n|---|---|")
     for name, value in step_cost().items():
         print(f"| a step, {name} | {value:.2f} |")
-    for name, value in request_cost().items():
+    for name, value in {**request_cost(), **http_cost()}.items():
         print(f"| {'an' if name[0] in 'aeiou' else 'a'} {name} | {value:.2f} |")
     if options.engine:
         with VllmServer(knobs=True, env={"SERVOSCOPE_BENCH": "1"}) as server:

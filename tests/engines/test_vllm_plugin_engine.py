@@ -27,6 +27,7 @@ from servoscope.lab.client import CHAT, COMPLETIONS, Observed, PlannedRequest, r
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 SHARED = "def shared_prefix(number): return number * 2\n" * 40  # some KV blocks of 128 tokens
+TYPES = ("chat", "summarise", "generate", "rag")
 LONG = "import os, sys, json  # a long prompt to be cut into chunks\n"
 
 
@@ -86,6 +87,8 @@ def mixed(tag: str, count: int) -> list[PlannedRequest]:
         plan.append(
             PlannedRequest(
                 request_id=f"{tag}{number}",
+                request_type=TYPES[number % 4],
+                headers={"x-tenant": f"tenant-{number % 3}"},
                 prompt=SHARED + f"# question {number}\n" * (1 + number % 3),
                 endpoint=CHAT if chat else COMPLETIONS,
                 max_tokens=40 if long_out or cut else 6,
@@ -110,6 +113,7 @@ async def test_every_request_is_one_record_with_the_clients_numbers(server: Vllm
     assert client.dropped_total == client.refused_total == client.garbage_total == 0
     assert client.hello is not None
     assert client.hello.missing == ()
+    assert client.hello.received_by == client.received_by == "http"
     assert client.hello.boot_values["async_scheduling"] is server.asynchronous
     wrong = []
     for seen in observed:
@@ -119,6 +123,8 @@ async def test_every_request_is_one_record_with_the_clients_numbers(server: Vllm
         assert record.model_name == server.model_name
         assert record.streaming is seen.streaming
         assert record.endpoint == seen.endpoint
+        assert record.request_type_hint == seen.request_type == TYPES[int(seen.request_id[1:]) % 4]
+        assert record.tenant == f"tenant-{int(seen.request_id[1:]) % 3}"
         if seen.outcome is Outcome.CLIENT_DISCONNECT:
             assert record.phase is Phase.DECODE
             assert record.output_tokens is not None
@@ -148,11 +154,14 @@ async def test_times_agree_with_the_clients_clock(server: VllmServer) -> None:
     by_id = {r.request_id: r for r in records}
     for seen in observed:
         record = by_id[response_id(seen)]
-        # The engine's clock starts after HTTP parsing and stops before the answer is written.
+        # Our clock starts when the HTTP server has the request, and stops before it writes.
         assert record.time_to_first_token_seconds is not None
         assert record.e2e_seconds is not None
         assert seen.ttft_seconds is not None
         assert seen.e2e_seconds is not None
+        assert seen.started_unix_seconds is not None
+        assert record.received_unix_seconds is not None
+        assert seen.started_unix_seconds <= record.received_unix_seconds
         assert record.time_to_first_token_seconds <= seen.ttft_seconds + 0.01
         assert record.e2e_seconds <= seen.e2e_seconds + 0.01
     pairs = [

@@ -55,7 +55,7 @@ class Web:
 
     def app(self, handler: Handler) -> Any:
         made = self.application()
-        made.handler = handler  # type: ignore[method-assign]
+        made.handler = handler
         return made
 
     def server(self, *messages: dict[str, Any], step: float = 1.0) -> Callable[[], Awaitable[Any]]:
