@@ -101,6 +101,21 @@ def test_request_counts_and_histograms_appear_only_where_nobody_sees_requests() 
     assert "reported_" not in registry.render()
 
 
+def test_junk_models_of_an_engine_gone_mad_are_bounded_and_still_counted() -> None:
+    registry, metrics = made()
+    metrics.publish_requests = True
+    metrics.observe(sample(reading("engine_requests_total", 1, finish_reason="stop")))
+    for start in range(0, 5_000, 500):
+        models = [f"junk{i}" for i in range(start, start + 500)]
+        metrics.observe(
+            sample(*(reading("engine_requests_total", 1, model_name=m) for m in models))
+        )
+    found = registry.family("requests_total").values()
+    assert len(found) <= 1_001
+    assert sum(found.values()) == 5_000
+    assert len(registry.family("engine_requests_total")) <= 1_000
+
+
 def test_finish_reasons_become_outcomes() -> None:
     registry, metrics = made()
     metrics.publish_requests = True

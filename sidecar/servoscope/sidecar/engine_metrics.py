@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from servoscope.exporters.catalog import CATALOG, FLEET, Kind
 from servoscope.exporters.records import EngineSample, HistogramReading, Outcome, Reading, Source
+from servoscope.sidecar.labels import OTHER
 from servoscope.sidecar.totals import Totals
 
 if TYPE_CHECKING:
@@ -158,6 +159,8 @@ class EngineMetrics:
                 "unknown", fleet["gpu_model"], "unknown", Source.SCRAPE.value,
                 outcome.value, "unknown",
             )  # fmt: skip
+            if len(family) >= _MAX_SERIES and family.get(key) is None:
+                key = (*key[:2], OTHER, *key[3:])
             family.add(key, delta)
 
     def _publish_histograms(
