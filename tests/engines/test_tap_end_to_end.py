@@ -1,0 +1,80 @@
+"""A real vLLM that was started with nothing of ours in it: the tap, and without the right."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.product import Product, wait_for
+from engines.truth import close, plan, records, run
+from engines.vllm_cpu import VllmServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[VllmServer]:
+    with VllmServer(plugin=False) as server:
+        yield server
+
+
+@pytest.mark.root
+def test_tap_gives_the_clients_numbers(plain: VllmServer, tmp_path: Path) -> None:
+    run(plain.url, plan(8, seed=11))
+    with Product(
+        home=tmp_path,
+        engine_url=plain.url,
+        run_dir=tmp_path / "run",
+        config="sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1}\n",
+    ) as product:
+        assert product.source_states()["tap"] in ("ok", "idle")
+        seen = run(plain.url, plan(100, seed=12))
+        wait_for(lambda: product.metrics().total("servoscope_requests_total") >= 100, 30)
+        time.sleep(2)
+        metrics = product.metrics()
+        assert metrics.total("servoscope_requests_total", source="tap") == 100
+        assert metrics.total("servoscope_requests_total") == 100
+        rows = records(product, seed=12)
+        assert len(rows) == 100
+        truth_ttft = statistics.median(o.ttft_seconds or 0 for o in seen)
+        truth_tpot = statistics.median(o.tpot_seconds or 0 for o in seen)
+        ttft = statistics.median(r["time_to_first_token_seconds"] for r in rows)
+        tpot = statistics.median(r["time_per_output_token_seconds"] for r in rows)
+        print(
+            f"\ntap: TTFT p50 {ttft * 1e3:.1f} ms (client {truth_ttft * 1e3:.1f}), "
+            f"TPOT p50 {tpot * 1e3:.2f} ms (client {truth_tpot * 1e3:.2f})"
+        )
+        assert close(ttft, truth_ttft)
+        assert close(tpot, truth_tpot)
+        assert {r["request_type"] for r in rows} == {"chat", "summarise", "generate", "rag"}
+
+
+def test_without_the_right_it_says_so_and_falls_back(plain: VllmServer, tmp_path: Path) -> None:
+    """Root without CAP_NET_RAW: the same as any user without it."""
+    with Product(
+        home=tmp_path,
+        engine_url=plain.url,
+        run_dir=tmp_path / "run",
+        config="sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1}\n",
+        wrapper=("setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"),
+    ) as product:
+        run(plain.url, plan(12, seed=13))
+        wait_for(lambda: product.metrics().total("servoscope_requests_total") >= 12, 30)
+        sources = {s["source"]: s for s in product.inspect()["sources"]}
+        assert sources["tap"]["state"] == "off"
+        assert "CAP_NET_RAW" in sources["tap"]["detail"]
+        assert "setcap cap_net_raw" in sources["tap"]["detail"]
+        assert sources["scrape"]["state"] in ("ok", "idle")
+        metrics = product.metrics()
+        assert metrics.total("servoscope_requests_total", source="scrape") == 12
+        reported = metrics.total(
+            "servoscope_reported_time_to_first_token_seconds_count", source="scrape"
+        )
+        assert reported >= 12
+        assert metrics.total("servoscope_slo_total") == 0  # buckets decide no objective
+        text = product.run("inspect", plain.url).stdout
+        assert "CAP_NET_RAW" in text
