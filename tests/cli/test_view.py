@@ -169,6 +169,14 @@ def test_a_quiet_sidecar_is_named_while_it_is_in_the_window() -> None:
     assert "127.0.0.1:1 " not in text
 
 
+def test_a_sidecar_that_does_not_run_now_is_not_called_quiet() -> None:
+    quiet = SIDECAR | {"last_seen_unix_seconds": NOW - 90.0}
+    picture = overview(row(), sidecars=[quiet])
+    assert "quiet" in show(picture, servers={"127.0.0.1:8000"})
+    assert "quiet" not in show(picture, servers={"127.0.0.1:8001"})
+    assert "no sidecar" not in show(picture, servers=())
+
+
 def test_outcomes_by_name() -> None:
     outcomes = {
         "completed": 1,

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from servoscope.sidecar import discovery
-from servoscope.sidecar.discovery import discover, looks_like_a_server, worth_asking
+from servoscope.sidecar.discovery import (
+    discover,
+    hidden_worth_asking,
+    looks_like_a_server,
+    worth_asking,
+)
 from servoscope.sidecar.processes import Listener
 
 VLLM = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
@@ -48,6 +53,31 @@ def test_each_port_is_asked_once_and_never_our_own() -> None:
 def test_it_is_bounded() -> None:
     found = [(Listener("127.0.0.1", port, 7), VLLM) for port in range(1000, 9000)]
     assert len(worth_asking(found)) == 64
+
+
+def test_ports_whose_owner_cannot_be_seen_are_asked_on_loopback_only() -> None:
+    hosts = ("127.0.0.1", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1", "192.0.2.7", "garbage")
+    found = [Listener(host, 8000 + at, None) for at, host in enumerate(hosts)]
+    found += [Listener("0.0.0.0", 8001, None), Listener("::1", 8001, None)]
+    found += [Listener("127.0.0.1", 8100, 7)]  # seen: judged by its command line
+    found += [Listener("127.0.0.1", port, None) for port in (22, 80, 5432, 9780, 9791, 9880, 8200)]
+    asked = hidden_worth_asking(found, known=(8200,))
+    assert asked == [
+        ("127.0.0.1", 8000), ("127.0.0.1", 8001), ("127.0.0.1", 8002), ("::1", 8003),
+        ("127.0.0.1", 8004), ("127.0.0.1", 80),
+    ]  # fmt: skip
+    many = [Listener("127.0.0.1", port, None) for port in range(20_000, 21_000)]
+    assert len(hidden_worth_asking(many)) == 64
+
+
+async def test_an_engine_of_another_user_is_found(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets = [Listener("127.0.0.1", engine.port, None)]
+    monkeypatch.setattr(discovery, "listeners", lambda: sockets)
+    found = await discover()
+    assert [(t.port, t.engine) for t in found] == [(engine.port, "vllm")]
+    assert engine.hits == {"/v1/models": 1, "/version": 1}
 
 
 async def test_engines_are_found_others_are_left_alone_unknown_kinds_are_reported(

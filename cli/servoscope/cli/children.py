@@ -87,6 +87,10 @@ class Children:
         """Those that ended by themselves."""
         return [child for child in self.running if not child.alive]
 
+    def forget(self, child: Child) -> None:
+        """Leave one that has ended out of what ``dead`` tells."""
+        self.running = [other for other in self.running if other is not child]
+
     def end_all(self) -> None:
         """SIGTERM in reverse order of start, then SIGKILL to what is left after a few seconds."""
         for child in reversed(self.running):

@@ -7,14 +7,15 @@ Data goes to standard output, logs and progress to standard error. Exit codes: 0
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from importlib import metadata
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TextIO, cast
-
-from servoscope.cli.settings import SettingsError
 
 __all__ = ["CommandError", "main", "run"]
 
@@ -59,6 +60,8 @@ SUMMARIES: dict[str, str] = {
 
 def version() -> str:
     """The installed version, or ``unknown`` when run from a bare source tree."""
+    from importlib import metadata  # noqa: PLC0415 - slow; see _loading
+
     try:
         return metadata.version("servoscope")
     except metadata.PackageNotFoundError:
@@ -90,15 +93,36 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _loading() -> Iterator[None]:
+    """Ctrl-C while modules load ends at once and silently: nothing has begun that would need care.
+
+    As an exception it could come out of any half-run import, in any shape. What is slow to import
+    is therefore imported inside this.
+    """
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main(argv: Sequence[str], out: TextIO) -> int:
     """Run one command line and return its exit code."""
     named = next((a for a in argv if a in COMMANDS), "")
-    args = build_parser(named or "-").parse_args(list(argv))
+    with _loading():
+        from servoscope.cli.settings import SettingsError  # noqa: PLC0415 - see _loading
+
+        args = build_parser(named or "-").parse_args(list(argv))
+        command = cast("Command", importlib.import_module(COMMANDS[args.command]))
     level = {0: logging.WARNING, 1: logging.INFO}.get(args.verbose, logging.DEBUG)
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    command = cast("Command", importlib.import_module(COMMANDS[args.command]))
     try:
         return command.execute(args, out)
     except SettingsError as error:
@@ -115,9 +139,13 @@ def main(argv: Sequence[str], out: TextIO) -> int:
 
 def run() -> None:
     """Entry point of the console script."""
-    sys.exit(main(sys.argv[1:], sys.stdout))
+    try:
+        code = main(sys.argv[1:], sys.stdout)
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
 
 
 if __name__ == "__main__":
     # By its own name: as __main__ this module's CommandError is not the one commands raise.
-    sys.exit(importlib.import_module("servoscope.cli.main").main(sys.argv[1:], sys.stdout))
+    importlib.import_module("servoscope.cli.main").run()

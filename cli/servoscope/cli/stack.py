@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TextIO
 
 import aiohttp
@@ -22,8 +19,11 @@ from rich.console import Console
 from rich.live import Live
 
 from servoscope.cli.children import Child, Children
+from servoscope.cli.scratch import StackError, empty_database, free_port
 from servoscope.cli.settings import Settings
 from servoscope.cli.sidecars import Registered, registered_sidecars, server_of
+from servoscope.cli.sources import source_lines
+from servoscope.cli.targets import write_targets
 from servoscope.cli.view import render
 from servoscope.exporters.paths import private_directory, run_dir, state_dir
 from servoscope.lab.embedded.server import EmbeddedEngine, EngineStartError
@@ -36,10 +36,9 @@ START_SECONDS = 30.0
 POLL_SECONDS = 1.0
 PLAIN_SECONDS = 10.0  # between two prints where the output is no terminal
 PLAIN_COLUMNS = 132
-
-
-class StackError(Exception):
-    """A part did not start; the text says which, why, and where its log is."""
+TARGETS_SECONDS = 3.0  # between two writes of the targets for Prometheus
+AWAY_SECONDS = 3.0  # a collector that was not ours is replaced when silent for longer
+MAX_TAKEOVERS = 3
 
 
 class Stack:
@@ -64,9 +63,12 @@ class Stack:
         self.embedded = embedded
         self.window_seconds = window_seconds
         self.children = Children(state_dir() / "logs")
+        self.resources = contextlib.ExitStack()  # closed when the children have ended
         self.engine: EmbeddedEngine | None = None
         self.relay_url = ""
         self.collector_url = ""
+        self.collector_is_ours = False
+        self.servers: set[str] = set()  # host:port of the engines that this one shows
         self.notices: list[str] = []
         self.stopping = asyncio.Event()
 
@@ -82,15 +84,18 @@ class Stack:
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=5), trust_env=False
             ) as http:
-                await self._start_collector(http)
                 engines = await self._engines()
                 if engines:
+                    await self._start_collector(http)
                     for url in engines:
                         self._start_sidecar(url)
                 else:
+                    await self._start_collector_for_embedded(http)
                     tasks.append(await self._start_embedded())
-                await self._await_sidecars(max(1, len(engines)))
-                self._write_file_sd()
+                await self._await_sidecars()
+                await asyncio.to_thread(write_targets, self._collector_address)
+                tasks.append(asyncio.create_task(self._refresh_targets()))
+                tasks.append(asyncio.create_task(self._watch_collector(http)))
                 await self._show(http, seconds)
         finally:
             for task in tasks:
@@ -116,11 +121,59 @@ class Stack:
             self.collector_url = url
             self.notices.append(f"using the collector that already runs at {url}")
             return
-        port = _free_port(host, port)
+        await self._run_collector(http, host, free_port(host, port))
+
+    async def _start_collector_for_embedded(self, http: aiohttp.ClientSession) -> None:
+        """One whose database starts empty: toy figures must not mix with real ones.
+
+        Not on the usual port, where another ``up`` would take it for the real one.
+        """
+        host, port = self.settings.collector.listen, self.settings.collector.port
+        port = free_port(host, port + 1 if port else 0)
+        database = self.resources.enter_context(empty_database())
+        await self._run_collector(http, host, port, "--database", str(database))
+
+    async def _run_collector(
+        self, http: aiohttp.ClientSession, host: str, port: int, *words: str
+    ) -> None:
         self.collector_url = f"http://{host}:{port}"
-        child = self.children.start("collector", self._command("collector", "--port", str(port)))
+        self.collector_is_ours = True
+        command = self._command("collector", "--port", str(port), *words)
+        child = self.children.start("collector", command)
         self._say(f"collector  {self.collector_url}")
         await self._until(child, lambda: _is_collector(http, self.collector_url))
+
+    async def _watch_collector(self, http: aiohttp.ClientSession) -> None:
+        """Where the collector of somebody else ends: one of our own on the same port."""
+        silent_since: float | None = None
+        takeovers = 0
+        while not self.collector_is_ours and takeovers < MAX_TAKEOVERS:
+            await asyncio.sleep(POLL_SECONDS)
+            now = time.monotonic()
+            if await _is_collector(http, self.collector_url):
+                silent_since = None
+            elif silent_since is None:
+                silent_since = now
+            elif now - silent_since >= AWAY_SECONDS:
+                takeovers += 1
+                silent_since = None
+                await self._take_over(http)
+
+    async def _take_over(self, http: aiohttp.ClientSession) -> None:
+        port = str(self.settings.collector.port)
+        child = self.children.start("collector", self._command("collector", "--port", port))
+        deadline = time.monotonic() + START_SECONDS
+        while child.alive and time.monotonic() < deadline:
+            if await _is_collector(http, self.collector_url):
+                break
+            await asyncio.sleep(0.1)
+        # Another `up` may have been quicker: then ours ends on the taken port, and theirs is used.
+        await asyncio.sleep(POLL_SECONDS)
+        self.collector_is_ours = child.alive
+        if child.alive:
+            self.notices.append("the collector ended; this is one of our own on the same port")
+        elif await _is_collector(http, self.collector_url):
+            self.children.forget(child)
 
     async def _engines(self) -> list[str]:
         if self.embedded:
@@ -135,6 +188,7 @@ class Stack:
         return found
 
     def _start_sidecar(self, url: str, *extra: str) -> None:
+        self.servers.add(server_of(url))
         if any(s.server == server_of(url) for s in registered_sidecars()):
             self.notices.append(f"{url} has a sidecar already; it is left as it is")
             return
@@ -143,21 +197,22 @@ class Stack:
         self.children.start(name, self._command(*words))
 
     async def _start_embedded(self) -> asyncio.Task[Any]:
-        self._say("no LLM server found on this host: starting the embedded llama.cpp server")
+        why = "embedded engine, as asked" if self.embedded else "no LLM server found on this host"
+        self._say(f"{why}: starting the embedded llama.cpp server")
         self.engine = EmbeddedEngine()
         try:
             await asyncio.to_thread(self.engine.start)
         except EngineStartError as error:
             raise StackError(str(error)) from error
-        relay = f"127.0.0.1:{_free_port('127.0.0.1', 9880)}"
+        relay = f"127.0.0.1:{free_port('127.0.0.1', 9880)}"
         self.relay_url = f"http://{relay}"
         # The embedded engine has no cold GPU to warm: its first minute is what people came to see.
         self._start_sidecar(self.engine.url, "--relay", relay, "--tap", "off",
                             "--warmup-seconds", "0")  # fmt: skip
         self._say(f"engine     {self.engine.url} (embedded; through the relay {self.relay_url})")
         self.notices.append(
-            "no LLM server was found here: this is the embedded llama.cpp engine with a tiny "
-            "random model, under a replayed public trace"
+            f"{why}: this is the llama.cpp server with a tiny random model, under a replayed "
+            "public trace; its figures are kept apart and dropped"
         )
         return asyncio.create_task(self._replay())
 
@@ -171,19 +226,23 @@ class Stack:
             await asyncio.sleep(0.1)
         await replay_sample(self.relay_url, stop=self.stopping)
 
-    async def _await_sidecars(self, count: int) -> None:
+    def _own_sidecars(self) -> list[Registered]:
+        """Of the engines that this ``up`` shows, whoever started them."""
+        return [s for s in registered_sidecars() if s.server in self.servers]
+
+    async def _await_sidecars(self) -> None:
         """Wait until each sidecar answers, died, or took too long; one that fails stops none."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and not self.stopping.is_set():
             dead = [c for c in self.children.dead() if c.name.startswith("sidecar-")]
-            if len(registered_sidecars()) + len(dead) >= count:
+            if len(self._own_sidecars()) + len(dead) >= len(self.servers):
                 break
             await asyncio.sleep(0.2)
         for child in self.children.dead():
             self.notices.append(f"{child.name} ended: {child.last_lines(1)} (log: {child.log})")
-        for sidecar in registered_sidecars():
+        for sidecar in self._own_sidecars():
             self._say(f"metrics    {sidecar.url}/metrics  ({sidecar.server})")
-        if not registered_sidecars() and not self.stopping.is_set():
+        if not self._own_sidecars() and not self.stopping.is_set():
             last = "\n".join(c.last_lines() for c in self.children.dead())
             raise StackError(f"no sidecar came up. {last}\nLogs: {self.children.log_dir}")
 
@@ -198,18 +257,15 @@ class Stack:
                 raise StackError(f"the {child.name} did not answer. Log: {child.log}")
             await asyncio.sleep(0.1)
 
-    def _write_file_sd(self) -> None:
-        """Targets for Prometheus' file_sd_configs: the sidecars and the collector."""
-        groups = [
-            {"targets": [s.url.removeprefix("http://")], "labels": {"job": "servoscope-sidecar"}}
-            for s in registered_sidecars()
-        ]
-        collector = self.collector_url.removeprefix("http://")
-        groups.append({"targets": [collector], "labels": {"job": "servoscope-collector"}})
-        path = file_sd_path()
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(groups, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+    @property
+    def _collector_address(self) -> str:
+        return self.collector_url.removeprefix("http://")
+
+    async def _refresh_targets(self) -> None:
+        while True:
+            await asyncio.sleep(TARGETS_SECONDS)
+            with contextlib.suppress(OSError):  # a full disk: tried again
+                await asyncio.to_thread(write_targets, self._collector_address)
 
     # ---- view ----------------------------------------------------------------------------------
 
@@ -225,8 +281,9 @@ class Stack:
             return None
 
     async def _sources(self, http: aiohttp.ClientSession) -> list[str]:
-        """A line a sidecar: which source is in force and where /metrics is."""
-        return [await _source_line(http, sidecar) for sidecar in registered_sidecars()]
+        """A line or two a sidecar: which source is in force and where /metrics is."""
+        found = [await source_lines(http, sidecar) for sidecar in self._own_sidecars()]
+        return [line for lines in found for line in lines]
 
     async def _show(self, http: aiohttp.ClientSession, seconds: float | None) -> None:
         end = None if seconds is None else time.monotonic() + seconds
@@ -238,7 +295,10 @@ class Stack:
                 last = await self._overview(http) or last
                 notices = [*await self._sources(http), *self.notices, *self._faults()]
                 width = self.console.width
-                picture = render(last, now=time.time(), notices=notices, width=width)
+                servers = {s.server for s in registered_sidecars()}
+                picture = render(
+                    last, now=time.time(), notices=notices, width=width, servers=servers
+                )
                 if view is not None:
                     view.update(picture, refresh=True)
                 else:
@@ -256,24 +316,10 @@ class Stack:
         self.children.end_all()
         if self.engine is not None:
             self.engine.stop()
-        with contextlib.suppress(OSError):
-            file_sd_path().unlink()
-
-
-def file_sd_path() -> Path:
-    """Where ``up`` writes its targets for Prometheus."""
-    return state_dir() / "prometheus-targets.json"
-
-
-async def _source_line(http: aiohttp.ClientSession, sidecar: Registered) -> str:
-    where = f"{sidecar.server}: {sidecar.url}/metrics"
-    try:
-        async with http.get(f"{sidecar.url}/api/v1/inspect") as got:
-            body = await got.json()
-    except (aiohttp.ClientError, TimeoutError, ValueError):
-        return f"{where} (the sidecar does not answer)"
-    states = [f"{s['source']} {s['state']}" for s in body.get("sources", []) if s["state"] != "off"]
-    return f"{where}   {body.get('engine')} {body.get('model_name')}   {', '.join(states)}"
+        self.resources.close()
+        if self.collector_url:
+            with contextlib.suppress(OSError):
+                write_targets(self._collector_address, leaving=True)
 
 
 async def _is_collector(http: aiohttp.ClientSession, url: str) -> bool:
@@ -282,15 +328,3 @@ async def _is_collector(http: aiohttp.ClientSession, url: str) -> bool:
             return got.status == 200 and "slo_digest" in await got.json()
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return False
-
-
-def _free_port(host: str, first: int) -> int:
-    for port in range(first, first + 100):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
-    raise StackError(f"no free port on {host} from {first} to {first + 99}")

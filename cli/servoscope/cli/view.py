@@ -7,7 +7,7 @@ characters: a header must not be able to steer the reader's terminal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,17 +43,19 @@ def render(
     now: float,
     notices: Sequence[str] = (),
     width: int = 120,
+    servers: Collection[str] | None = None,
 ) -> RenderableType:
     """The picture. ``overview`` None: the collector has not answered yet.
 
     ``notices`` are lines shown below: sources and where /metrics is, faults. A value that is
-    missing or impossible shows as "-". Nothing raises on a strange overview.
+    missing or impossible shows as "-". Nothing raises on a strange overview. ``servers``: whose
+    sidecars run now; only theirs are called quiet (None: all).
     """
     parts: list[RenderableType] = [_header(overview, now)]
     if overview is None:
         parts.append(Text("starting: the collector has not answered yet", style="dim"))
     else:
-        parts += _states(overview, now)
+        parts += _states(overview, now, servers)
         rows = _mappings(overview.get("rows"))
         if not rows:
             window = _span(_number(overview, "window_seconds"))
@@ -81,7 +83,7 @@ def _header(overview: Mapping[str, Any] | None, now: float) -> Text:
     return line
 
 
-def _states(overview: Mapping[str, Any], now: float) -> list[Text]:
+def _states(overview: Mapping[str, Any], now: float, servers: Collection[str] | None) -> list[Text]:
     """What is wrong with the picture itself: an old answer, sidecars not heard."""
     lines = []
     made = _number(overview, "generated_unix_seconds")
@@ -93,6 +95,8 @@ def _states(overview: Mapping[str, Any], now: float) -> list[Text]:
     if not sidecars:
         lines.append(Text("no sidecar has sent anything yet", style="yellow"))
     window = _number(overview, "window_seconds") or 0.0
+    if servers is not None:
+        sidecars = [s for s in sidecars if s.get("server") in servers]
     for sidecar in sidecars[:MAX_NOTICES]:
         seen = _number(sidecar, "last_seen_unix_seconds")
         if seen is not None and SILENT_SECONDS < now - seen <= max(window, 2 * SILENT_SECONDS):
