@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 MAX_TEXT = 256
+MAX_COUNT = 2**53
 
 
 class ProtocolError(RuntimeError):
@@ -104,13 +105,18 @@ def number_of(value: object) -> float | None:
     """A finite number, or None (garbage in one field must not cost the others)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
     return number if math.isfinite(number) else None
 
 
 def count_of(value: object) -> int | None:
-    """A whole number, or None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A whole number that a float holds exactly, or None."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if -MAX_COUNT <= value <= MAX_COUNT else None
 
 
 def flag_of(value: object) -> bool | None:
