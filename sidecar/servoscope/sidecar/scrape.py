@@ -24,6 +24,7 @@ BLIND_TO = (
     "quantiles finer than the engine's own buckets",
 )
 _STALE_INTERVALS = 3.0
+_MAX_RETRY_SECONDS = 15.0
 _MAX_DETAIL_CHARACTERS = 300
 
 
@@ -145,10 +146,16 @@ class ScrapeState:
         )
 
     def next_interval(self) -> float:
-        """Seconds to the next try: doubled for each failure in a row, longer for slow answers."""
+        """Seconds to the next try: doubled for each failure in a row, longer for slow answers.
+
+        After failures no more than ``_MAX_RETRY_SECONDS``, or the interval itself where that is
+        longer: an engine that came back is seen soon. What costs too much may wait longer.
+        """
+        if self._failures:
+            most = max(self._interval, min(_MAX_RETRY_SECONDS, self._max_interval))
+            return min(self._interval * float(2 ** min(self._failures, 16)), most)
         slow = (self._read_seconds or 0.0) / self._cost_ratio
-        wanted = max(self._interval, 0.0 if self._failures else slow)
-        return min(wanted * float(2 ** min(self._failures, 16)), self._max_interval)
+        return min(max(self._interval, slow), self._max_interval)
 
     def _tried(self, fetched: Fetched, now: float) -> None:
         if self._first_try is None:
