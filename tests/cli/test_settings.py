@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servoscope.cli.main import main
-from servoscope.cli.settings import Settings, SettingsError, as_yaml, parse_settings
+from servoscope.cli.settings import Settings, SettingsError, as_yaml, load_settings, parse_settings
 
 
 def test_empty_file_equals_defaults() -> None:
@@ -116,3 +116,62 @@ def test_spec_files_are_read_and_duplicates_refused(tmp_path: Path) -> None:
         parse_settings(f"slos: ['{spec}', '{spec}']\n", {}).objectives()
     with pytest.raises(SettingsError, match="cannot read"):
         parse_settings("slos: [/nonexistent.yaml]\n", {}).objectives()
+
+
+SPEC = (
+    "service: llm\nobjectives:\n"
+    "  - {name: ttft, sli: time_to_first_token, threshold: 2s, target: 99%, window: 30d}\n"
+)
+
+
+def test_spec_files_are_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "slos").mkdir()
+    (tmp_path / "slos" / "llm.yaml").write_text(SPEC)
+    file = tmp_path / "servoscope.yaml"
+    file.write_text("slos: [slos/llm.yaml]\n")
+    settings = load_settings(str(file), {})
+    assert settings.slos == (str(tmp_path / "slos" / "llm.yaml"),)
+    assert [o.name for o in settings.objectives()] == ["ttft"]
+
+
+def test_wrong_types_wrong_values_and_wrong_spec_files_are_told_together(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SPEC.replace("99%", "200%"))
+    file = tmp_path / "servoscope.yaml"
+    file.write_text(
+        "sidecar: {port: abc, tap: maybe, long_prompt_tokens: 0, warmup_seconds: -1}\n"
+        "collector: {port: 99999, max_rows: 0}\nlabels: {max_models: 0, max_tenants: 0}\n"
+        "slos: [a.yaml, none.yaml]\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        load_settings(str(file), {})
+    told = str(caught.value)
+    for key in (
+        "sidecar.port: 'abc'", "sidecar.tap", "sidecar.long_prompt_tokens", "sidecar.warmup",
+        "collector.port", "collector.max_rows", "labels.max_models", "labels.max_tenants",
+        "a.yaml: objectives[0].target", "none.yaml",
+    ):  # fmt: skip
+        assert told.count(key) >= 1, key
+
+
+def test_keys_that_hold_only_together_are_no_problem_and_hide_none() -> None:
+    good = "sidecar: {listen: 0.0.0.0, allow_remote: true, scrape_interval_seconds: 120, "
+    assert parse_settings(good + "scrape_max_interval_seconds: 600}", {}).sidecar.allow_remote
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(good + "tap: maybe, push_attempts: 0}", {})
+    lines = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]]
+    wanted = ["sidecar.scrape_max_interval_seconds", "sidecar.tap", "sidecar.push_attempts"]
+    assert lines == wanted
+
+
+def test_a_wrong_variable_is_blamed_by_its_name() -> None:
+    environment = {
+        "SERVOSCOPE_SIDECAR__PORT": "abc", "SERVOSCOPE_COLLECTOR__PORT": "99999",
+        "SERVOSCOPE_SIDECAR__TAPP": "on", "SERVOSCOPE_SIDECARS__TAP": "on",
+        "SERVOSCOPE_LABELS__MAX_MODELS": "[",
+    }  # fmt: skip
+    with pytest.raises(SettingsError) as caught:
+        parse_settings("sidecar: {warmup_seconds: -1}", environment)
+    told = [line.strip() for line in str(caught.value).splitlines()]
+    for name in environment:
+        assert any(line.startswith(f"{name}: ") for line in told), name
+    assert any(line.startswith("sidecar.warmup_seconds: ") for line in told)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class SettingsError(Exception):
 class Settings:
     """The whole configuration. ``slos`` lists spec files; empty means the built-in objectives.
 
+    Relative names are taken from the directory of the configuration file.
+
     ``sidecar`` carries the sections ``labels`` and ``control`` too: a sidecar takes all three.
     """
 
@@ -72,25 +75,34 @@ class Settings:
         """Objectives of all spec files, or the built-in ones. Raises SettingsError."""
         if not self.slos:
             return tuple(default_spec().objectives)
-        found: list[Objective] = []
-        for name in self.slos:
-            path = Path(name).expanduser()
-            try:
-                with path.open(encoding="utf-8") as file:
-                    text = file.read(MAX_FILE_BYTES + 1)  # load_spec refuses what is too long
-            except (OSError, UnicodeDecodeError) as error:
-                raise SettingsError(f"slos: cannot read {name}: {error}") from error
-            try:
-                found.extend(load_spec(text, str(path)).objectives)
-            except SpecError as error:
-                raise SettingsError(f"slos: {name}: {error}") from error
-        seen: set[tuple[str, str]] = set()
-        for objective in found:
-            key = (objective.service, objective.name)
-            if key in seen:
-                raise SettingsError(f"slos: objective {key[0]}/{key[1]} is defined twice")
-            seen.add(key)
+        found, problems = _read_objectives(self.slos)
+        if problems:
+            raise SettingsError("\n  ".join(problems))
         return tuple(found)
+
+
+def _read_objectives(names: Iterable[str]) -> tuple[list[Objective], list[str]]:
+    """The objectives of all spec files, and what is wrong with any of them."""
+    found: dict[tuple[str, str], Objective] = {}
+    problems: list[str] = []
+    for name in names:
+        path = Path(name).expanduser()
+        try:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(MAX_FILE_BYTES + 1)  # load_spec refuses what is too long
+            objectives = load_spec(text, str(path)).objectives
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"slos: cannot read {name}: {error}")
+            continue
+        except SpecError as error:
+            problems.append(f"slos: {name}: {error}")
+            continue
+        for objective in objectives:
+            key = (objective.service, objective.name)
+            if key in found:
+                problems.append(f"slos: objective {key[0]}/{key[1]} is defined twice")
+            found[key] = objective
+    return list(found.values()), problems
 
 
 def _converter() -> cattrs.Converter:
@@ -156,25 +168,53 @@ def unknown_key(where: str, key: str, keys: tuple[str, ...]) -> str:
     return f"{where + '.' if where else ''}{key}: unknown key{hint}"
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """``SERVOSCOPE_SIDECAR__PORT=9999`` → {"sidecar": {"port": 9999}}. Values are YAML scalars."""
-    found: dict[str, dict[str, Any]] = {}
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """One ``SERVOSCOPE_SECTION__KEY`` of the environment."""
+
+    name: str
+    section: str
+    key: str
+    value: Any
+
+
+def _environment(environ: Mapping[str, str]) -> tuple[list[_Variable], list[str]]:
+    """``SERVOSCOPE_SIDECAR__PORT=9999`` → sidecar, port, 9999; and what is wrong with any.
+
+    Values are YAML scalars.
+    """
+    found: list[_Variable] = []
+    problems: list[str] = []
     for name, text in environ.items():
         section, sep, key = name.removeprefix(PREFIX).partition("__")
         if not name.startswith(PREFIX) or not sep:
             continue
         try:
             value = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
-        except yaml.YAMLError as error:
-            raise SettingsError(f"{name}: {error}") from error
-        found.setdefault(section.lower(), {})[key.lower()] = value
-    return found
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            problems.append(f"{name}: not YAML: {str(error)[:MAX_PROBLEM_CHARACTERS]}")
+            continue
+        found.append(_Variable(name, section.lower(), key.lower(), value))
+    return found, problems
 
 
 def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>") -> Settings:
     """Settings from YAML text and environment. Raises SettingsError with every problem found."""
+    settings, problems = _parse(text, environ, origin)
+    if problems:
+        raise _wrong(origin, problems)
+    return settings
+
+
+def _wrong(origin: str, problems: Iterable[str]) -> SettingsError:
+    return SettingsError("\n  ".join([f"{origin}:", *problems]))
+
+
+def _parse(text: str, environ: Mapping[str, str], origin: str) -> tuple[Settings, list[str]]:
+    """Settings and what is wrong with them; a section with a problem has its defaults."""
     tree = _tree(text, origin)
-    problems = _overlay(tree, environ)
+    variables, problems = _environment(environ)
+    problems += _overlay(tree, variables)
     built: dict[str, Any] = {}
     slos = tree.get("slos") or []
     if isinstance(slos, list) and all(isinstance(s, str) for s in slos):
@@ -183,19 +223,26 @@ def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>"
         problems.append("slos: expected a list of files")
     for name in SECTIONS:
         section, wrong = _section(name, tree.get(name))
-        problems += wrong
+        problems += [_blamed(line, variables) for line in wrong]
         built[name] = section
     try:
         built["notify"] = parse_notify(tree.get("notify"))
         built["notify_section"] = tree.get("notify") or {}
     except SpecError as error:
         problems.append(str(error))
-    if problems:
-        raise SettingsError("\n  ".join([f"{origin}:", *problems]))
     built["sidecar"] = dataclasses.replace(
         built["sidecar"], labels=built.pop("labels"), control=built.pop("control")
     )
-    return Settings(**built, origin=origin)
+    return Settings(**built, origin=origin), problems
+
+
+def _blamed(line: str, variables: Iterable[_Variable]) -> str:
+    """``line`` with the variable in front that set the key it begins with, if one did."""
+    for variable in variables:
+        key = f"{variable.section}.{variable.key}"
+        if line.startswith(key) and line[len(key) : len(key) + 1] in (":", ".", "["):
+            return f"{variable.name}: {line}"
+    return line
 
 
 def _tree(text: str, origin: str) -> dict[str, Any]:
@@ -213,39 +260,78 @@ def _tree(text: str, origin: str) -> dict[str, Any]:
     return tree
 
 
-def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> list[str]:
+def _overlay(tree: dict[str, Any], variables: Iterable[_Variable]) -> list[str]:
     """Put the environment over ``tree``; return what is wrong with the names of either."""
     sections = ("slos", "notify", *SECTIONS)
     problems = [unknown_key("", str(key), sections) for key in tree if key not in sections]
-    for section, values in _environment(environ).items():
+    for variable in variables:
+        section = variable.section
         if section not in SECTIONS:
-            problems.append(unknown_key(f"{PREFIX}*", section, tuple(SECTIONS)))
+            problems.append(f"{variable.name}: {unknown_key('', section, tuple(SECTIONS))}")
             continue
         below = tree.get(section) or {}
         if isinstance(below, dict):
-            tree[section] = {**below, **values}
+            tree[section] = {**below, variable.key: variable.value}
     return problems
 
 
 def _section(name: str, values: Any) -> tuple[Any, list[str]]:
-    """One section built and checked, and what is wrong with it."""
+    """One section built and checked, and everything that is wrong with it."""
+    cls = SECTIONS[name]
     values = {} if values is None else values
     if not isinstance(values, dict):
-        return None, [f"{name}: expected a mapping, found {type(values).__name__}"]
-    cls = SECTIONS[name]
+        return cls(), [f"{name}: expected a mapping, found {type(values).__name__}"]
     keys = tuple(f.name for f in dataclasses.fields(cls) if f.name not in SECTIONS)
-    hidden = [k for k in values if k in SECTIONS]
-    problems = [f"{name}.{k}: is a section of its own" for k in hidden]
-    built = None
+    problems: list[str] = []
+    typed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in SECTIONS:
+            problems.append(f"{name}.{key}: is a section of its own")
+            continue
+        try:
+            typed[key] = getattr(CONVERTER.structure({key: value}, cls), key)
+        except ClassValidationError as error:
+            problems += _explain(error, name, keys)
+        except (ValueError, TypeError) as error:
+            problems.append(f"{name}.{key}: {str(error)[:MAX_PROBLEM_CHARACTERS]}")
+    return _checked(name, cls(**typed), typed, problems)
+
+
+def _checked(
+    name: str, built: Any, typed: Mapping[str, Any], problems: list[str]
+) -> tuple[Any, list[str]]:
+    """``validate`` stops at the first bad value: put its default there and ask again."""
+    cls = type(built)
+    defaults = cls()
+    left = dict(typed)
+    told: set[str] = set()
+    while (wrong := _first_problem(name, cls(**left))) is not None:
+        key = _key_of(name, wrong)
+        if key not in told:
+            problems.append(wrong)
+            told.add(key)
+        if key not in left:  # between two keys, the other one given: each for itself, then
+            switches = {k: v for k, v in left.items() if isinstance(v, bool)}
+            alone = (_first_problem(name, cls(**switches, **{k: v})) for k, v in left.items()
+                     if k not in switches)  # fmt: skip
+            problems += [p for p in alone if p and _key_of(name, p) in left.keys() - told]
+            break
+        del left[key]
+    return (defaults if problems else built), problems
+
+
+def _first_problem(name: str, section: Any) -> str | None:
     try:
-        built = CONVERTER.structure({k: v for k, v in values.items() if k not in hidden}, cls)
-        built.validate()
-    except ClassValidationError as error:
-        problems += _explain(error, name, keys)
+        section.validate()
     except (ValueError, TypeError) as error:
         text = str(error)[:MAX_PROBLEM_CHARACTERS]
-        problems.append(text if text.startswith(f"{name}.") else f"{name}.{text}")
-    return built, problems
+        return text if text.startswith(f"{name}.") else f"{name}.{text}"
+    return None
+
+
+def _key_of(name: str, problem: str) -> str:
+    """``sidecar.types[0].request_type: …`` → types."""
+    return re.split(r"[:.\[]", problem.removeprefix(f"{name}."), maxsplit=1)[0]
 
 
 SECTIONS: dict[str, Any] = {
@@ -278,7 +364,12 @@ def load_settings(named: str | None = None, environ: Mapping[str, str] | None = 
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {path}: {error}") from error
-    return parse_settings(text, env, str(path))
+    settings, problems = _parse(text, env, str(path))
+    here = path.absolute().parent
+    slos = tuple(str(here / Path(name).expanduser()) for name in settings.slos)
+    if problems:
+        raise _wrong(str(path), [*problems, *_read_objectives(slos)[1]])
+    return dataclasses.replace(settings, slos=slos)
 
 
 def as_yaml(settings: Settings) -> str:
