@@ -49,3 +49,13 @@ def test_wrong_specs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["slo", "compile", str(spec), "--out", str(tmp_path)], io.StringIO()) == 1
     assert "objectives[0].target" in capsys.readouterr().err
     assert main(["slo", "compile", "/none.yaml", "--out", str(tmp_path)], io.StringIO()) == 1
+
+
+def test_a_place_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["slo", "compile", "--out", str(tmp_path / "file" / "x")], io.StringIO()) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("servoscope slo: cannot write ")
+    assert said.count("\n") == 1

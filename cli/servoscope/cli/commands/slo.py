@@ -38,8 +38,11 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     files["alertmanager.yaml"] = compile_alertmanager(receivers)
     for name, text in files.items():
         path = args.out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"cannot write {path}: {error.strerror or error}") from error
         out.write(f"wrote {path}\n")
     for name, spec in specs.items():
         out.writelines(f"{name}: {note}\n" for note in notes(spec))
