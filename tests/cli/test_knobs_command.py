@@ -21,6 +21,7 @@ from servoscope.exporters.cpu import process_stat
 class _Api(BaseHTTPRequestHandler):
     seen: list[tuple[str, str | None, Any]] = []
     status = 200
+    answer: dict[str, Any] | None = None  # instead of one live knob
 
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -35,7 +36,7 @@ class _Api(BaseHTTPRequestHandler):
             data["applied"] = body["set"]
         if self.status != 200:
             data = {"error": "chunk_tokens: 9 is below 64"}
-        text = json.dumps(data).encode()
+        text = json.dumps(data if self.answer is None else self.answer).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -53,7 +54,7 @@ def sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Api)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    _Api.seen, _Api.status = [], 200
+    _Api.seen, _Api.status, _Api.answer = [], 200, None
     folder = tmp_path / "sidecars"
     folder.mkdir()
     token = tmp_path / "token"
@@ -145,3 +146,41 @@ def test_a_knob_set_twice_is_refused() -> None:
 )
 def test_server_of(url: str, server: str) -> None:
     assert server_of(url) == server
+
+
+WHY = "no knob of llamacpp can be set live: it takes its settings at its start; observe only"
+
+
+def test_get_without_knobs_says_why(sidecar: Any) -> None:
+    sidecar.answer = {"knobs": [], "held": False, "why": WHY}
+    assert _run("knobs", "http://127.0.0.1:8000", "get") == (0, WHY + "\n")
+
+
+def test_observed_knobs_are_shown_with_the_reason(sidecar: Any) -> None:
+    knob = {"name": "max_num_seqs", "value": 8, "mode": "restart"}
+    sidecar.answer = {"knobs": [knob], "held": False, "why": WHY}
+    code, text = _run("knobs", "http://127.0.0.1:8000", "get")
+    assert code == 0
+    assert text.splitlines()[1].split() == ["max_num_seqs", "8", "-", "-", "-", "restart"]
+    assert text.splitlines()[2] == WHY
+
+
+@pytest.mark.parametrize("words", [("release",), ("set", "chunk_tokens=9")])
+def test_changes_without_knobs_are_refused(
+    sidecar: Any, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    sidecar.status, sidecar.answer = 404, {"error": WHY}
+    assert _run("knobs", "http://127.0.0.1:8000", *words)[0] == 1
+    assert WHY in capsys.readouterr().err
+
+
+def test_inspect_shows_the_reason_and_whose_relay_it_is(sidecar: Any) -> None:
+    sidecar.answer = {
+        "engine": "llamacpp", "version": "b1", "server": "127.0.0.1:8000", "knobs": [],
+        "knobs_why": WHY, "relay": "localhost:8001",
+    }  # fmt: skip
+    code, text = _run("inspect", "http://127.0.0.1:8000")
+    assert (code, text.splitlines()[-1]) == (0, f"knobs      {WHY}")
+    code, text = _run("inspect", "http://127.0.0.1:8001")
+    assert (code, text.splitlines()[0]) == (0, "this is the relay of 127.0.0.1:8000")
+    assert "llamacpp b1 at 127.0.0.1:8000" in text

@@ -221,6 +221,14 @@ async def test_release_and_the_end_give_the_knobs_back(bench: Bench) -> None:
     assert bench.ranks.closed == 1
 
 
+async def test_release_without_knobs_is_refused_with_the_reason(bench: Bench) -> None:
+    bench.control._engine = "llamacpp"
+    bench.control._find = lambda: ()
+    with pytest.raises(ControlError, match=r"no knob of llamacpp can be set live: .*observe only"):
+        await bench.control.release("a")
+    await bench.control.aclose()  # the end refuses nothing
+
+
 async def test_a_restarted_engine_is_not_set_again(bench: Bench) -> None:
     await bench.control.set({"chunk_tokens": 256}, "a")
     calls = len(bench.ranks.calls)

@@ -114,7 +114,7 @@ async def test_without_a_socket_it_is_off_and_says_what_to_do(watched: Watched) 
     await watched.until(lambda: watched.source.settled)
     status = watched.source.status(NOW)
     assert status.state is SourceState.OFF
-    assert "pip install servoscope" in status.detail
+    assert "pip install --no-deps PATH" in status.detail
     assert watched.source.missing() == status.detail
 
 

@@ -109,8 +109,9 @@ class EngineProcess:
 class Running:
     """A sidecar at work."""
 
-    def __init__(self, sidecar: Sidecar, session: aiohttp.ClientSession) -> None:
+    def __init__(self, sidecar: Sidecar, session: aiohttp.ClientSession, said: list[str]) -> None:
         self.sidecar = sidecar
+        self.said = said
         self.session = session
 
     async def text(self, path: str = "/metrics") -> str:
@@ -145,7 +146,9 @@ async def start(places: tuple[Path, Path]) -> AsyncIterator[Start]:
 
         async def begin(url: str) -> Running:
             session = await stack.enter_async_context(aiohttp.ClientSession())
-            sidecar = Sidecar(await attach(url), CONFIG, default_spec().objectives, session)
+            said: list[str] = []
+            target = await attach(url)
+            sidecar = Sidecar(target, CONFIG, default_spec().objectives, session, say=said.append)
             task = asyncio.create_task(sidecar.run())
 
             async def end() -> None:
@@ -154,7 +157,7 @@ async def start(places: tuple[Path, Path]) -> AsyncIterator[Start]:
                     await task
 
             stack.push_async_callback(end)
-            running = Running(sidecar, session)
+            running = Running(sidecar, session, said)
             async with asyncio.timeout(20):
                 while sidecar.port == 0 or sidecar.report.not_ready():
                     if task.done():
@@ -190,7 +193,12 @@ async def test_without_any_source_of_requests_the_engines_own_counts_stand_in(
     assert "SLI counters" in body["absent"][0]
     assert "servoscope_slo_total" not in await running.text()
     details = {s["source"]: s["detail"] for s in body["sources"]}
-    assert "pip install servoscope" in details["plugin"]
+    assert "pip install --no-deps PATH" in details["plugin"]
+    assert body["relay"] is None
+    attached, missing = running.said
+    assert attached.startswith(f"attached to vllm 0.32.0 (model tiny) at {engine.url}; metrics at ")
+    assert f"http://127.0.0.1:{running.sidecar.port}/metrics; requests seen by: scrape" in attached
+    assert missing == f"not by plugin: {details['plugin']}"
 
 
 async def test_engine_killed_and_started_again_with_the_plug_in(
@@ -221,6 +229,7 @@ async def test_engine_killed_and_started_again_with_the_plug_in(
     fresh.say("record", 5)
     await running.until("requests_total", 9)
     assert await running.total("requests_total", source="plugin") >= 5
+    assert running.said[-1] == "requests seen by: plugin"
     assert await running.total("slo_total", objective="errors") >= 5
     assert json.loads(await running.text("/api/v1/inspect"))["requests_from"] == "plugin"
     assert await running.total("engine_restarts_total") == 1
@@ -298,3 +307,16 @@ async def test_inspect_without_a_sidecar(engine: Any, places: tuple[Path, Path],
     assert body["sources"][3]["state"] == states[mode]
     assert {k["name"]: k["mode"] for k in body["knobs"]}["chunk_tokens"] == "restart"
     assert "SERVOSCOPE_KNOBS=1" in body["knobs_why"]
+
+
+async def test_a_kind_that_the_server_is_not_is_not_believed(
+    engine: Any, places: tuple[Path, Path]
+) -> None:
+    assert (await inspection.inspect_url(engine.url, CONFIG, engine="vllm"))["engine"] == "vllm"
+    with pytest.raises(AttachError, match=r"not answer like llamacpp .*like vllm"):
+        await inspection.inspect_url(engine.url, CONFIG, engine="llamacpp")
+    engine.mode = "501"  # without metrics its own word is enough
+    assert (await inspection.inspect_url(engine.url, CONFIG, engine="vllm"))["engine"] == "vllm"
+    engine.paths = {"/version": None, "/v1/models": None}
+    with pytest.raises(AttachError, match="not answer like vllm"):
+        await inspection.inspect_url(engine.url, CONFIG, engine="vllm")

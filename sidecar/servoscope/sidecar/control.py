@@ -22,7 +22,7 @@ from servoscope.exporters.vllm.requests import ProtocolError
 from servoscope.sidecar.audit import AuditError, AuditLog
 from servoscope.sidecar.config import ControlConfig
 
-__all__ = ["NO_KNOBS", "ControlError", "KnobControl", "KnobRanks"]
+__all__ = ["NO_KNOBS", "OBSERVE_ONLY", "ControlError", "KnobControl", "KnobRanks"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ NO_KNOBS = (
     "no knob can be set on this engine: our plug-in does not wrap its scheduler. "
     "Install servoscope in the engine's environment and start it with SERVOSCOPE_KNOBS=1"
 )
+OBSERVE_ONLY = "no knob of {} can be set live: it takes its settings at its start; observe only"
 _ANSWER_SECONDS = 5.0
 _MAX_KNOBS = 32
 _MAX_TEXT = 200
@@ -103,7 +104,7 @@ class KnobControl:
     def why(self) -> str:
         """Why no knob can be set, in words; empty when that is possible."""
         if self._engine != "vllm":
-            return f"no knob of {self._engine} can be set live"
+            return OBSERVE_ONLY.format(self._engine)
         return "" if self._ranks is not None else self.detail or NO_KNOBS
 
     async def run(self) -> None:
@@ -145,21 +146,28 @@ class KnobControl:
             return applied
 
     async def release(self, actor: str) -> None:
-        """Give the lease back: the engine reverts to its boot values at once."""
+        """Give the lease back: the engine reverts to its boot values at once.
+
+        Without a lease there is nothing to do. Raises ControlError 404 without knobs.
+        """
         async with self._lock:
-            if not self.held:
-                return
-            self._write(actor, {"action": "release", "result": "begin"})
-            result = "released"
-            try:
-                ranks = await self._connected()
-                async with asyncio.timeout(_ANSWER_SECONDS):
-                    await ranks.release()
-            except (*_LINK_FAULTS, KnobRefused) as error:
-                result = f"not released ({error}): the engine reverts when the lease runs out"
-                await self._drop()
-            self.held = False
-            self._write(actor, {"action": "release", "result": result}, late=True)
+            if self.held:
+                await self._release(actor)
+            elif not await self._states():
+                self._none()
+
+    async def _release(self, actor: str) -> None:
+        self._write(actor, {"action": "release", "result": "begin"})
+        result = "released"
+        try:
+            ranks = await self._connected()
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await ranks.release()
+        except (*_LINK_FAULTS, KnobRefused) as error:
+            result = f"not released ({error}): the engine reverts when the lease runs out"
+            await self._drop()
+        self.held = False
+        self._write(actor, {"action": "release", "result": result}, late=True)
 
     async def engine_restarted(self) -> None:
         """A new engine has its boot values and no lease of ours."""
@@ -173,8 +181,9 @@ class KnobControl:
 
     async def aclose(self) -> None:
         """Release what is held and close."""
-        await self.release("sidecar (ending)")
         async with self._lock:
+            if self.held:
+                await self._release("sidecar (ending)")
             await self._drop()
 
     def _none(self) -> Sequence[KnobState]:

@@ -58,10 +58,11 @@ class ControlApi:
 
     async def release(self, request: web.Request) -> web.Response:
         """Give the knobs back: boot values at once."""
-        body = await _body(request)
-        await self._control.release(_actor(body, request))
+        asked = await _body(request)
+        await self._control.release(_actor(asked, request))
         knobs = [k.as_json() for k in await self._control.knobs()]
-        return web.json_response({"knobs": knobs, "held": self._control.held})
+        body = {"knobs": knobs, "held": self._control.held, "why": self._control.why}
+        return web.json_response(body)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.Response:

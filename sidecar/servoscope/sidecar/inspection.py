@@ -16,8 +16,8 @@ from servoscope.exporters.records import Source, SourceState, SourceStatus
 from servoscope.exporters.vllm.knobs import KnobGroup, describe, find_knob_sockets
 from servoscope.exporters.vllm.requests import find_stats_sockets
 from servoscope.sidecar import plugin_source, scrape
-from servoscope.sidecar.attach import attach
-from servoscope.sidecar.control import NO_KNOBS
+from servoscope.sidecar.attach import AttachError, attach, identify
+from servoscope.sidecar.control import NO_KNOBS, OBSERVE_ONLY
 from servoscope.sidecar.host_metrics import gpus_of, process_rows
 from servoscope.sidecar.tap.source import tap_missing
 
@@ -79,9 +79,13 @@ async def inspect_url(
 ) -> dict[str, Any]:
     """Look once at the server at ``url`` without a sidecar; changes nothing there.
 
-    Raises AttachError.
+    Raises AttachError, also when the server does not answer like the ``engine`` it is said to be.
     """
-    target = await attach(url, engine=engine or config.engine, model_version=config.model_version)
+    named = engine or config.engine
+    target = await attach(url, engine=named, model_version=config.model_version)
+    scraped = await _scrape(target, config)
+    if named is not None:
+        await _believe(target, scraped)
     knobs, why = await _knobs(target)
     samples = await asyncio.to_thread(read_gpus)
     return payload(
@@ -92,7 +96,7 @@ async def inspect_url(
             _plugin(target),
             _tap(target, config),
             _relay(config),
-            await _scrape(target, config),
+            scraped,
         ],
         knobs=knobs,
         in_force=None,
@@ -100,10 +104,28 @@ async def inspect_url(
     )
 
 
+async def _believe(target: Target, scraped: SourceStatus) -> None:
+    """A named kind is believed where its metrics are there, or it says itself what it is."""
+    if scraped.last_success_unix_seconds is not None:
+        return
+    try:
+        async with aiohttp.ClientSession(trust_env=False) as session:
+            found = await identify(session, target.url)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        why = str(error) or type(error).__name__
+        raise AttachError(f"{target.url} does not answer any more: {why}") from error
+    if found is None or found.engine != target.engine:
+        seems = f"it answers like {found.engine}" if found else scraped.detail or "no metrics"
+        raise AttachError(
+            f"{target.url} does not answer like {target.engine} ({seems}); "
+            "leave --engine out to let the server say what it is"
+        )
+
+
 async def _knobs(target: Target) -> tuple[list[Knob], str]:
     paths = find_knob_sockets(target.run_dirs, target.pids)
     if target.engine != "vllm":
-        return [], f"no knob of {target.engine} can be set live"
+        return [], OBSERVE_ONLY.format(target.engine)
     if not paths:
         return describe([]), NO_KNOBS
     try:

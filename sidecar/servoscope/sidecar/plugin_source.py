@@ -51,8 +51,8 @@ def blind_to(received_by: str) -> tuple[str, ...]:
 
 BLIND_TO = blind_to("http")  # as long as nothing was heard: every supported vLLM serves FastAPI
 INSTALL_HINT = (
-    "no plug-in in this engine: install servoscope in the engine's environment "
-    "(pip install servoscope; it has no dependencies) and restart the engine"
+    "no plug-in in this engine: install this checkout into the engine's environment: "
+    "pip install --no-deps PATH; then restart the engine"
 )
 _IDLE_SECONDS = 60.0
 _POLL_SECONDS = 0.5

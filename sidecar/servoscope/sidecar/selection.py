@@ -160,9 +160,7 @@ class Selection:
             self._stop(before)
         self._place, self._lost_at, self.decided = place, None, True
         name = Source.SCRAPE if place is None else self._candidates[place].source.source
-        log.info("requests are now seen by: %s", name)
-        for better in self._candidates[:place]:
-            log.info("not by %s: %s", better.source.source, better.missing())
+        log.debug("requests are now seen by: %s", name)
         if self._on_switch is not None:
             self._on_switch(name)
         if place is not None:

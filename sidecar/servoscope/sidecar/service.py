@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from servoscope.exporters.paths import run_dir, state_dir
 from servoscope.exporters.records import Source
 from servoscope.exporters.vllm.knobs import find_knob_sockets
-from servoscope.sidecar import server, token
+from servoscope.sidecar import announce, server, token
 from servoscope.sidecar.aggregate import Aggregate
 from servoscope.sidecar.attach import AttachError, Target, attach
 from servoscope.sidecar.audit import AuditLog
@@ -34,6 +35,7 @@ from servoscope.sidecar.host_metrics import HostMetrics
 from servoscope.sidecar.knob_metrics import KnobMetrics
 from servoscope.sidecar.pipeline import Identity, Pipeline
 from servoscope.sidecar.plugin_source import PluginSource
+from servoscope.sidecar.preflight import insist
 from servoscope.sidecar.publish import Registry
 from servoscope.sidecar.push import Pusher, http_post
 from servoscope.sidecar.relay.source import RelaySource
@@ -56,17 +58,23 @@ _RIGHT_SECONDS = 10.0  # how long an answer on the right to capture is believed
 
 
 async def run_sidecar(
-    target_url: str, config: SidecarConfig, objectives: Sequence[Objective]
+    target_url: str,
+    config: SidecarConfig,
+    objectives: Sequence[Objective],
+    *,
+    say: Callable[[str], None] = log.info,
 ) -> None:
     """Attach to ``target_url`` and serve until cancelled or SIGTERM.
 
-    Raises AttachError when there is nothing to attach to, OSError when no port is free,
+    ``say`` gets a line for people when it is known who sees the requests, and at each change.
+    Raises AttachError when there is nothing to attach to, OSError when no port is free or what was
+    asked for (tap, relay) cannot be had,
     TokenError or PermissionError when the token or the runtime directory cannot be used.
     """
     config.validate()
     target = await attach(target_url, engine=config.engine, model_version=config.model_version)
     async with aiohttp.ClientSession(trust_env=False) as session:
-        await Sidecar(target, config, objectives, session).run()
+        await Sidecar(target, config, objectives, session, say=say).run()
 
 
 class Sidecar:
@@ -78,8 +86,12 @@ class Sidecar:
         config: SidecarConfig,
         objectives: Sequence[Objective],
         session: aiohttp.ClientSession,
+        *,
+        say: Callable[[str], None] = log.info,
     ) -> None:
         self.config = config
+        self._say = say
+        self._announced = False
         self.clock = time.time
         self.registry = Registry()
         identity = _identity(target)
@@ -154,9 +166,10 @@ class Sidecar:
 
     async def run(self) -> None:
         """Serve until cancelled or SIGTERM; then give the knobs back and send what is queued."""
+        insist(self.config, self.target)
         token_path = state_dir() / "token"
         api = ControlApi(self.control, token.load_token(token_path))
-        app = server.create_app(self.report.render, self.report.inspect, self.report.not_ready, api)
+        app = server.create_app(self.report.render, self._inspect, self.report.not_ready, api)
         listener = server.bind(self.config.listen, self.config.port, self.config.port_attempts)
         self.port = listener.getsockname()[1]
         async with contextlib.AsyncExitStack() as stack:
@@ -166,11 +179,6 @@ class Sidecar:
                 run_dir(), self.target.server, self.port, self.config.listen, token_path
             )
             stack.enter_context(place)
-            log.info(
-                "attached to %s %s at %s; metrics at http://%s:%d/metrics",
-                self.target.engine, self.target.version, self.target.url,
-                self.config.listen, self.port,
-            )  # fmt: skip
             await self._run_tasks()
 
     async def _run_tasks(self) -> None:
@@ -248,11 +256,29 @@ class Sidecar:
     def _plugin_connected(self) -> None:
         self.selection.choose()
 
+    async def _inspect(self) -> dict[str, Any]:
+        return {**await self.report.inspect(), "relay": self.config.relay}
+
     def _switched(self, source: Source) -> None:
+        self._announce(source)
         if source is Source.SCRAPE:
             self.engine_metrics.publish_requests = True
         else:
             self.engine_metrics.stop_requests()
+
+    def _announce(self, source: Source) -> None:
+        better = itertools.takewhile(
+            lambda c: c.source is not self.selection.in_force, self.selection.candidates
+        )
+        if self._announced:
+            self._say(announce.seen_by(source))
+        else:
+            shown = f"[{self.config.listen}]" if ":" in self.config.listen else self.config.listen
+            metrics_url = f"http://{shown}:{self.port}/metrics"
+            self._say(announce.attached(self.target, metrics_url, source))
+        self._announced = True
+        for line in announce.better_ones(better):
+            self._say(line)
 
     async def _attach_again(self) -> Target:
         found = await attach(

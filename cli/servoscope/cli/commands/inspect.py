@@ -10,7 +10,13 @@ from typing import Any, TextIO
 
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import load_settings
-from servoscope.cli.sidecars import find_sidecar, request
+from servoscope.cli.sidecars import (
+    Registered,
+    find_sidecar,
+    registered_sidecars,
+    request,
+    server_of,
+)
 from servoscope.sidecar.attach import AttachError
 from servoscope.sidecar.inspection import inspect_url
 
@@ -44,11 +50,24 @@ def _from_sidecar(url: str) -> Mapping[str, Any] | None:
         sidecar = find_sidecar(url)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    if sidecar is None:
-        return None
+    return _behind_relay(url) if sidecar is None else _asked(sidecar)
+
+
+def _behind_relay(url: str) -> Mapping[str, Any] | None:
+    """What the sidecar says whose relay listens at ``url``."""
+    wanted = server_of(url)
+    for sidecar in registered_sidecars():
+        payload = _asked(sidecar)
+        relay = payload.get("relay") if payload else None
+        if payload and isinstance(relay, str) and server_of(relay) == wanted:
+            return {**payload, "relay_of": sidecar.server}
+    return None
+
+
+def _asked(sidecar: Registered) -> Mapping[str, Any] | None:
     try:
         answer = request(sidecar, "/api/v1/inspect")
-    except OSError:
+    except (OSError, ValueError):  # it ended meanwhile, or somebody else has its port
         return None
     return {**answer.body, "sidecar": sidecar.url} if answer.status == 200 else None
 
@@ -56,7 +75,9 @@ def _from_sidecar(url: str) -> Mapping[str, Any] | None:
 def text(payload: Mapping[str, Any]) -> str:
     """The payload for people."""
     version = payload.get("version") or "unknown version"
+    relay = [f"this is the relay of {payload['relay_of']}"] if payload.get("relay_of") else []
     lines = [
+        *relay,
         f"{payload.get('engine')} {version} at {payload.get('server')}",
         f"model      {payload.get('model_name')}  version {payload.get('model_version')}",
         f"sidecar    {payload.get('sidecar') or 'none attached'}",
@@ -75,8 +96,9 @@ def text(payload: Mapping[str, Any]) -> str:
         lines.append(f"  {source['source']:<8} {source['state']:<9}{detail}".rstrip())
         if source.get("blind_to") and source["state"] != "off":
             lines.append(f"  {'':<8} cannot see: {'; '.join(source['blind_to'])}")
-    lines.append("knobs")
-    for knob in payload.get("knobs") or []:
+    knobs = payload.get("knobs") or []
+    lines.append(f"knobs      {payload.get('knobs_why') or ('' if knobs else 'none')}".rstrip())
+    for knob in knobs:
         value = "-" if knob.get("value") is None else f"{knob['value']:g}"
         bounds = ""
         if knob.get("minimum") is not None and knob.get("maximum") is not None:

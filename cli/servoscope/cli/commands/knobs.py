@@ -102,8 +102,10 @@ def table(body: Any) -> str:
         for row in rows:
             cells = [str(cell).ljust(width) for cell, width in zip(row, widths, strict=False)]
             lines.append(("  ".join(cells) + "  " + row[6]).rstrip())
+    if why := body.get("why"):
+        lines.append(str(why))
     if not lines:
-        lines.append("done")
+        lines.append("the engine shows no knobs")
     return "\n".join(lines) + "\n"
 
 

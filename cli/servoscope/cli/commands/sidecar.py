@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import sys
 from collections.abc import Coroutine
 from typing import Any, TextIO
 
@@ -83,12 +84,16 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     del out
     settings = load_settings(args.config)
     config = configured(args, settings.sidecar)
-    work = run_sidecar(args.url, config, settings.objectives())
+    work = run_sidecar(args.url, config, settings.objectives(), say=_say)
     try:
         _run(work)
     except (AttachError, TokenError, OSError) as error:  # no port, no right, no such directory
         raise CommandError(str(error)) from error
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
