@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ def _require_free(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
         raise OSError(
-            f"relay: cannot listen on {host}:{port}: {error.strerror or error}. "
+            f"relay: cannot listen on {host}:{port}: {why}. "
             "Name a free address: --relay HOST:PORT"
         ) from error

@@ -1,0 +1,159 @@
+"""Sections of ``servoscope.yaml`` from plain values: every wrong key is told, with its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
+
+from servoscope.collector.config import CollectorConfig
+from servoscope.sidecar.config import ControlConfig, LabelsConfig, SidecarConfig
+
+__all__ = [
+    "BRIEFLY",
+    "CONVERTER",
+    "MAX_PROBLEM_CHARACTERS",
+    "SECTIONS",
+    "build_section",
+    "unknown_key",
+]
+
+MAX_PROBLEM_CHARACTERS = 500
+BRIEFLY = reprlib.Repr()  # a value in a message, whatever its size
+BRIEFLY.maxlevel = 2
+
+SECTIONS: dict[str, Any] = {
+    "sidecar": SidecarConfig,
+    "collector": CollectorConfig,
+    "labels": LabelsConfig,
+    "control": ControlConfig,
+}
+
+
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+
+    def strict(kind: type) -> Any:
+        def structure(value: Any, _: Any) -> Any:
+            # YAML already typed the value: 5 may be a float, but "5s" or true may not be a number.
+            if kind is float and isinstance(value, int) and not isinstance(value, bool):
+                return float(value)
+            if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+                raise ValueError(f"{BRIEFLY.repr(value)} is not {NAMES[kind]}")
+            return value
+
+        return structure
+
+    for kind in (int, float, bool, str):
+        converter.register_structure_hook(kind, strict(kind))
+    text = strict(str)
+    converter.register_structure_hook(Path, lambda value, _: Path(text(value, str)).expanduser())
+    converter.register_unstructure_hook(Path, str)
+    return converter
+
+
+NAMES: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
+
+
+CONVERTER = _converter()
+
+
+def _explain(error: BaseException, where: str, keys: tuple[str, ...]) -> list[str]:
+    """Flatten cattrs' error tree into ``section.key: what`` lines."""
+    if isinstance(error, ForbiddenExtraKeysError):
+        return [unknown_key(where, key, keys) for key in sorted(map(str, error.extra_fields))]
+    if isinstance(error, BaseExceptionGroup):
+        lines = []
+        for inner in error.exceptions:
+            place = where
+            for note in getattr(inner, "__notes__", []):
+                name = getattr(note, "name", None)
+                index = getattr(note, "index", None)
+                if name is not None:
+                    place = f"{where}.{name}"
+                elif isinstance(index, int):  # a note may be a str, whose index is a method
+                    place = f"{where}[{index}]"
+            nested = keys
+            if isinstance(inner, ClassValidationError) and dataclasses.is_dataclass(inner.cl):
+                nested = tuple(f.name for f in dataclasses.fields(inner.cl))
+            lines += _explain(inner, place, nested)
+        return lines
+    return [f"{where}: {str(error)[:MAX_PROBLEM_CHARACTERS]}"]
+
+
+def unknown_key(where: str, key: str, keys: tuple[str, ...]) -> str:
+    """The message for a key that does not exist."""
+    near = difflib.get_close_matches(key, keys, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(keys))}"
+    return f"{where + '.' if where else ''}{key}: unknown key{hint}"
+
+
+def build_section(name: str, values: Any) -> tuple[Any, list[str]]:
+    """One section built and checked, and everything that is wrong with it."""
+    cls = SECTIONS[name]
+    values = {} if values is None else values
+    if not isinstance(values, dict):
+        return cls(), [f"{name}: expected a mapping, found {type(values).__name__}"]
+    keys = tuple(f.name for f in dataclasses.fields(cls) if f.name not in SECTIONS)
+    problems: list[str] = []
+    typed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in SECTIONS:
+            problems.append(f"{name}.{key}: is a section of its own")
+            continue
+        try:
+            typed[key] = getattr(CONVERTER.structure({key: value}, cls), key)
+        except ClassValidationError as error:
+            problems += _explain(error, name, keys)
+        except (ValueError, TypeError) as error:
+            problems.append(f"{name}.{key}: {str(error)[:MAX_PROBLEM_CHARACTERS]}")
+    return _checked(name, cls(**typed), typed, problems)
+
+
+def _checked(
+    name: str, built: Any, typed: Mapping[str, Any], problems: list[str]
+) -> tuple[Any, list[str]]:
+    """``validate`` stops at the first bad value: put its default there and ask again."""
+    cls = type(built)
+    defaults = cls()
+    left = dict(typed)
+    told: set[str] = set()
+    while (wrong := _first_problem(name, cls(**left))) is not None:
+        key = _key_of(name, wrong)
+        if key not in told:
+            problems.append(wrong)
+            told.add(key)
+        if key not in left:  # between two keys, the other one given: each for itself, then
+            switches = {k: v for k, v in left.items() if isinstance(v, bool)}
+            alone = (_first_problem(name, cls(**switches, **{k: v})) for k, v in left.items()
+                     if k not in switches)  # fmt: skip
+            problems += [p for p in alone if p and _key_of(name, p) in left.keys() - told]
+            break
+        del left[key]
+    return (defaults if problems else built), problems
+
+
+def _first_problem(name: str, section: Any) -> str | None:
+    try:
+        section.validate()
+    except (ValueError, TypeError) as error:
+        text = str(error)[:MAX_PROBLEM_CHARACTERS]
+        return text if text.startswith(f"{name}.") else f"{name}.{text}"
+    return None
+
+
+def _key_of(name: str, problem: str) -> str:
+    """``sidecar.types[0].request_type: …`` → types."""
+    return re.split(r"[:.\[]", problem.removeprefix(f"{name}."), maxsplit=1)[0]
