@@ -49,6 +49,7 @@ def test_rows_for_three_request_types_and_a_clean_end(tmp_path: Path) -> None:
             time.sleep(1)
             types = _types(tmp_path)
         pids = _descendants(process.pid)
+        databases = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*.duckdb"))
         targets = json.loads((tmp_path / "state" / "prometheus-targets.json").read_text())
         sidecar = targets[0]["targets"][0]
         with urllib.request.urlopen(f"http://{sidecar}/metrics", timeout=5) as answer:
@@ -63,6 +64,10 @@ def test_rows_for_three_request_types_and_a_clean_end(tmp_path: Path) -> None:
     assert not [pid for pid in pids if psutil.pid_exists(pid)], "processes were left behind"
     assert process.returncode == 0, text
     assert "/metrics" in text
+    assert "embedded engine, as asked" in text
+    assert "no LLM server" not in text
+    assert databases == [Path("state/embedded/collector.duckdb")]  # apart from real figures
+    assert not list(tmp_path.rglob("*.duckdb"))
 
 
 def _types(tmp_path: Path) -> set[str]:
