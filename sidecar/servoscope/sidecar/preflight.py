@@ -32,7 +32,8 @@ def _require_free(host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
+        known = (error.errno or 0) > 0  # a name that does not resolve has a negative one
+        why = os.strerror(error.errno or 0) if known else error.strerror or str(error)
         raise OSError(
             f"relay: cannot listen on {host}:{port}: {why}. "
             "Name a free address: --relay HOST:PORT"
