@@ -35,6 +35,5 @@ def _require_free(host: str, port: int) -> None:
         known = (error.errno or 0) > 0  # a name that does not resolve has a negative one
         why = os.strerror(error.errno or 0) if known else error.strerror or str(error)
         raise OSError(
-            f"relay: cannot listen on {host}:{port}: {why}. "
-            "Name a free address: --relay HOST:PORT"
+            f"relay: cannot listen on {host}:{port}: {why}. Name a free address: --relay HOST:PORT"
         ) from error
