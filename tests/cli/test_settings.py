@@ -175,3 +175,9 @@ def test_a_wrong_variable_is_blamed_by_its_name() -> None:
     for name in environment:
         assert any(line.startswith(f"{name}: ") for line in told), name
     assert any(line.startswith("sidecar.warmup_seconds: ") for line in told)
+
+
+@pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("on", "on"), ("auto", "auto")])
+def test_tap_as_people_write_it(word: str, mode: str) -> None:
+    assert parse_settings(f"sidecar: {{tap: {word}}}", {}).sidecar.tap == mode
+    assert parse_settings("", {"SERVOSCOPE_SIDECAR__TAP": word}).sidecar.tap == mode

@@ -26,7 +26,7 @@ from engines.page_timing import (
 )
 from engines.product import Product, Series, fetch, wait_for
 from engines.truth import TOKENS, close, plan, records, run
-from engines.vllm_cpu import ROOT, VllmServer
+from engines.vllm_cpu import ONE_CORE, ROOT, VllmServer
 from servoscope.alerts.alertmanager import compile_alertmanager
 from servoscope.dashboards.live import prometheus_reader, silent_queries
 from servoscope.exporters.records import Outcome
@@ -45,7 +45,7 @@ NOT_HERE: tuple[str, ...] = ()
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[VllmServer]:
-    with VllmServer(knobs=True) as server:
+    with VllmServer(knobs=True, env=ONE_CORE) as server:
         yield server
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from engines.product import Product, wait_for
 from engines.truth import close, plan, records, run
-from engines.vllm_cpu import VllmServer
+from engines.vllm_cpu import ONE_CORE, VllmServer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[VllmServer]:
-    with VllmServer(plugin=False) as server:
+    with VllmServer(plugin=False, env=ONE_CORE) as server:
         yield server
 
 

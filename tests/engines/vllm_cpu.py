@@ -28,10 +28,21 @@ from typing import Any
 
 import psutil
 
-__all__ = ["VERSION", "EngineError", "VllmServer", "cache_directory", "environment", "model"]
+__all__ = [
+    "ONE_CORE",
+    "VERSION",
+    "EngineError",
+    "VllmServer",
+    "cache_directory",
+    "environment",
+    "model",
+]
 
 VERSION = "0.32.0"
 ROOT = Path(__file__).resolve().parents[2]
+#: The model's arithmetic on one core. With all cores taken by it, HTTP server, client and sidecar
+#: wait for a time slice at every step, and clocks differ by that wait instead of by their place.
+ONE_CORE: Mapping[str, str] = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
 #: An index that has the CPU build of torch, where pip's own does not (see docs/engines.md).
 TORCH_INDEX_VARIABLE = "SERVOSCOPE_TORCH_INDEX"
 #: The PyPI builds of these fail on import beside a CPU torch, and vLLM does without them.

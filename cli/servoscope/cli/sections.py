@@ -109,6 +109,8 @@ def build_section(name: str, values: Any) -> tuple[Any, list[str]]:
     keys = tuple(f.name for f in dataclasses.fields(cls) if f.name not in SECTIONS)
     problems: list[str] = []
     typed: dict[str, Any] = {}
+    if isinstance(switch := values.get("tap"), bool) and name == "sidecar":
+        values = {**values, "tap": "on" if switch else "off"}  # YAML reads a bare on or off so
     for key, value in values.items():
         if key in SECTIONS:
             problems.append(f"{name}.{key}: is a section of its own")
