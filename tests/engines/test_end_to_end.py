@@ -70,6 +70,18 @@ def stack(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield stack
 
 
+def _wait_for_scrape(engine: VllmServer, product: Product) -> None:
+    """Until the sidecar has read all that the engine has counted (it was there from the start)."""
+    wait_for(
+        lambda: (
+            product.metrics().total("servoscope_kv_query_tokens_total")
+            == _engine_counter(engine, "vllm:prefix_cache_queries_total")
+        ),
+        60,
+        pause=0.5,
+    )
+
+
 def _engine_counter(engine: VllmServer, name: str) -> float:
     return Series.read(fetch(f"{engine.url}/metrics")).total(name)
 
@@ -78,7 +90,7 @@ def _engine_counter(engine: VllmServer, name: str) -> float:
 def test_every_request_is_counted_and_true(engine: VllmServer, product: Product) -> None:
     run(engine.url, plan(8, seed=1))  # engine warm-up: kernels, allocator
     wait_for(lambda: product.metrics().total("servoscope_requests_total") == 8, 30)
-    time.sleep(3)  # and what the engine counted of them is scraped
+    _wait_for_scrape(engine, product)
     before = product.metrics()
     hits_before = _engine_counter(engine, "vllm:prefix_cache_hits_total")
     queries_before = _engine_counter(engine, "vllm:prefix_cache_queries_total")
@@ -86,24 +98,16 @@ def test_every_request_is_counted_and_true(engine: VllmServer, product: Product)
     seen = run(engine.url, plan(REQUESTS, seed=2))
     assert all(o.outcome in (Outcome.COMPLETED, Outcome.LENGTH) for o in seen)
     wait_for(lambda: product.metrics().total("servoscope_requests_total") >= 8 + REQUESTS, 60)
-    time.sleep(3)  # a scrape later the engine's own counters are in too; nothing may be added
+    _wait_for_scrape(engine, product)
+    time.sleep(2)  # nothing may be added any more
     after = product.metrics()
 
     def added(name: str, **labels: str) -> float:
         return after.total(name, **labels) - before.total(name, **labels)
 
-    assert added("servoscope_requests_total", source="plugin") == REQUESTS
-    assert added("servoscope_requests_total") == REQUESTS
-    assert added("servoscope_prompt_tokens_sum") == sum(o.prompt_tokens or 0 for o in seen)
-    assert added("servoscope_output_tokens_sum") == sum(o.output_tokens or 0 for o in seen)
-    assert added("servoscope_cached_tokens_sum") == sum(o.cached_tokens or 0 for o in seen)
-
     hits = _engine_counter(engine, "vllm:prefix_cache_hits_total") - hits_before
     queries = _engine_counter(engine, "vllm:prefix_cache_queries_total") - queries_before
-    assert hits > 0
     ours = added("servoscope_kv_hit_tokens_total") / added("servoscope_kv_query_tokens_total")
-    assert ours == hits / queries
-
     rows = records(product, seed=2)
     assert len(rows) == REQUESTS
     truth_ttft = statistics.median(o.ttft_seconds for o in seen if o.ttft_seconds is not None)
@@ -119,6 +123,13 @@ def test_every_request_is_counted_and_true(engine: VllmServer, product: Product)
         f"TPOT p50 {tpot * 1e3:.2f} ms (client {truth_tpot * 1e3:.2f}), "
         f"KV hit {ours:.4f} (engine {hits / queries:.4f})"
     )
+    assert added("servoscope_requests_total", source="plugin") == REQUESTS
+    assert added("servoscope_requests_total") == REQUESTS
+    assert added("servoscope_prompt_tokens_sum") == sum(o.prompt_tokens or 0 for o in seen)
+    assert added("servoscope_output_tokens_sum") == sum(o.output_tokens or 0 for o in seen)
+    assert added("servoscope_cached_tokens_sum") == sum(o.cached_tokens or 0 for o in seen)
+    assert hits > 0
+    assert ours == hits / queries
     assert close(ttft, truth_ttft), (ttft, truth_ttft)
     assert close(tpot, truth_tpot), (tpot, truth_tpot)
     assert {r["request_type"] for r in rows} == {"chat", "summarise", "generate", "rag"}  # headers
