@@ -258,7 +258,12 @@ def bootstrap(values: Sequence[float], rounds: int = 5000) -> tuple[float, float
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--engine", action="store_true", help="also start a real vLLM on the CPU")
+    parser.add_argument(
+        "--engine",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also start a real vLLM on the CPU (about 5 minutes)",
+    )
     parser.add_argument("--groups", type=int, default=6)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--concurrency", type=int, default=8)
