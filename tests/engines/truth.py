@@ -28,7 +28,7 @@ def plan(count: int, seed: int, **options: Any) -> Any:
     )
 
 
-def run(url: str, requests: Any, concurrency: int = 4) -> list[Observed]:
+def run(url: str, requests: Any, concurrency: int = 8) -> list[Observed]:
     """Send them; the client's truth."""
     limits = Limits(total_seconds=600)
     # Connections are kept, as gateways and SDKs do: TTFT is a request's, not a TCP handshake's.
