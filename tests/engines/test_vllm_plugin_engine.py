@@ -176,7 +176,7 @@ async def test_times_agree_with_the_clients_clock(server: VllmServer) -> None:
     ]
     for client_side, engine_side in pairs:
         print(f"client {client_side * 1e3:.2f} ms, engine {engine_side * 1e3:.2f} ms")
-        assert abs(client_side - engine_side) <= max(0.010, 0.10 * client_side)
+        assert abs(client_side - engine_side) <= max(0.030, 0.10 * client_side)
 
 
 async def test_samples_and_lists_of_prompts_are_one_record(server: VllmServer) -> None:
