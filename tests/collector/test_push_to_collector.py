@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from servoscope.exporters.records import Outcome, RequestRecord, Source
-from servoscope.sidecar.push import Pusher, http_post
+from servoscope.sidecar.publish.push import Pusher, http_post
 
 
 async def test_a_pushers_records_arrive_once_each(serve: Callable[..., Any]) -> None:

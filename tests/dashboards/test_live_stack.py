@@ -24,9 +24,9 @@ from servoscope.alerts.spec import default_spec
 from servoscope.dashboards.live import LiveError, main, prometheus_reader, silent_queries
 from servoscope.exporters.catalog import CATALOG, Kind
 from servoscope.exporters.records import Outcome, RequestRecord, Source
-from servoscope.sidecar.aggregate import Aggregate
 from servoscope.sidecar.config import LabelsConfig
-from servoscope.sidecar.publish import TEXT_CONTENT_TYPE, Registry
+from servoscope.sidecar.measure.aggregate import Aggregate
+from servoscope.sidecar.publish.families import TEXT_CONTENT_TYPE, Registry
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "alerts" / "rules"

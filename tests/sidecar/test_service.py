@@ -16,11 +16,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from servoscope.alerts.spec import default_spec
-from servoscope.sidecar import inspection
-from servoscope.sidecar.attach import AttachError, attach
+from servoscope.sidecar.api import inspection
+from servoscope.sidecar.attach.target import AttachError, attach
 from servoscope.sidecar.config import SidecarConfig
-from servoscope.sidecar.scrape_loop import ScrapeLoop
 from servoscope.sidecar.service import Sidecar, run_sidecar
+from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
 
 #: A vLLM in a process of its own: /metrics counts up by itself; with ``plugin`` it has the stats
 #: socket too and sends a record for every line on stdin.

@@ -28,7 +28,7 @@ from servoscope.cli.view import render
 from servoscope.exporters.paths import private_directory, run_dir, state_dir
 from servoscope.lab.embedded.server import EmbeddedEngine, EngineStartError
 from servoscope.lab.replay import replay_sample
-from servoscope.sidecar.discovery import discover
+from servoscope.sidecar.attach.discovery import discover
 
 __all__ = ["Stack", "StackError"]
 

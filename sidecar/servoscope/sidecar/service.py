@@ -22,28 +22,30 @@ import aiohttp
 from servoscope.exporters.paths import run_dir, state_dir
 from servoscope.exporters.records import Source
 from servoscope.exporters.vllm.knobs import find_knob_sockets
-from servoscope.sidecar import announce, server, token
-from servoscope.sidecar.aggregate import Aggregate
-from servoscope.sidecar.attach import AttachError, Target, attach
-from servoscope.sidecar.audit import AuditLog
-from servoscope.sidecar.classify import Classifier
-from servoscope.sidecar.control import KnobControl
-from servoscope.sidecar.control_api import ControlApi
-from servoscope.sidecar.descriptors import raise_limit, relay_connections
-from servoscope.sidecar.engine_metrics import EngineMetrics
-from servoscope.sidecar.host_metrics import HostMetrics
-from servoscope.sidecar.knob_metrics import KnobMetrics
-from servoscope.sidecar.pipeline import Identity, Pipeline
-from servoscope.sidecar.plugin_source import PluginSource
-from servoscope.sidecar.preflight import insist
-from servoscope.sidecar.publish import Registry
-from servoscope.sidecar.push import Pusher, http_post
+from servoscope.sidecar.api import server
+from servoscope.sidecar.api.control_api import ControlApi
+from servoscope.sidecar.api.report import Report
+from servoscope.sidecar.attach import announce
+from servoscope.sidecar.attach.target import AttachError, Target, attach
+from servoscope.sidecar.attach.watch import EngineWatch
+from servoscope.sidecar.control import token
+from servoscope.sidecar.control.audit import AuditLog
+from servoscope.sidecar.control.knobs import KnobControl
+from servoscope.sidecar.measure.aggregate import Aggregate
+from servoscope.sidecar.measure.classify import Classifier
+from servoscope.sidecar.measure.pipeline import Identity, Pipeline
+from servoscope.sidecar.publish.engine_metrics import EngineMetrics
+from servoscope.sidecar.publish.families import Registry
+from servoscope.sidecar.publish.host_metrics import HostMetrics
+from servoscope.sidecar.publish.knob_metrics import KnobMetrics
+from servoscope.sidecar.publish.push import Pusher, http_post
+from servoscope.sidecar.relay.descriptors import raise_limit, relay_connections
 from servoscope.sidecar.relay.source import RelaySource
-from servoscope.sidecar.report import Report
-from servoscope.sidecar.scrape_loop import ScrapeLoop
-from servoscope.sidecar.selection import Candidate, Remembered, Selection
+from servoscope.sidecar.sources.plugin import PluginSource
+from servoscope.sidecar.sources.preflight import insist
+from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
+from servoscope.sidecar.sources.selection import Candidate, Remembered, Selection
 from servoscope.sidecar.tap.source import TapSource, tap_missing
-from servoscope.sidecar.watch import EngineWatch
 
 if TYPE_CHECKING:
     from servoscope.alerts.spec import Objective

@@ -18,7 +18,7 @@ from servoscope.lab.client import CHAT, COMPLETIONS, Limits, PlannedRequest, run
 from servoscope.lab.embedded.server import EmbeddedEngine
 from servoscope.lab.request import Observed
 from servoscope.sidecar.relay.source import RelaySource
-from servoscope.sidecar.source import RequestSource
+from servoscope.sidecar.sources.source import RequestSource
 from servoscope.sidecar.tap.source import TapSource
 
 pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.timeout(600)]

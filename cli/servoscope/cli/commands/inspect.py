@@ -17,8 +17,8 @@ from servoscope.cli.sidecars import (
     request,
     server_of,
 )
-from servoscope.sidecar.attach import AttachError
-from servoscope.sidecar.inspection import inspect_url
+from servoscope.sidecar.api.inspection import inspect_url
+from servoscope.sidecar.attach.target import AttachError
 
 __all__ = ["HELP", "add_arguments", "execute"]
 

@@ -11,10 +11,10 @@ from typing import Any, TextIO
 
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import SettingsError, load_settings
-from servoscope.sidecar.attach import AttachError
+from servoscope.sidecar.attach.target import AttachError
 from servoscope.sidecar.config import SidecarConfig
+from servoscope.sidecar.control.token import TokenError
 from servoscope.sidecar.service import run_sidecar
-from servoscope.sidecar.token import TokenError
 
 __all__ = ["HELP", "add_arguments", "execute"]
 

@@ -18,7 +18,7 @@ from typing import Any
 from servoscope.exporters.records import RequestRecord, Source, SourceState, SourceStatus
 from servoscope.sidecar.relay.link import Link, Upstream
 from servoscope.sidecar.relay.watch import Watch
-from servoscope.sidecar.source import OpenRequest, Sink
+from servoscope.sidecar.sources.source import OpenRequest, Sink
 from servoscope.sidecar.wire.clock import StepWatch, read_clocks
 from servoscope.sidecar.wire.exchange import Exchange
 from servoscope.sidecar.wire.limits import DEFAULT_LIMITS, Budget, Limits

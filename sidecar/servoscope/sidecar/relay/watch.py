@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from servoscope.exporters.records import RequestRecord
-from servoscope.sidecar.source import OpenRequest, Sink
+from servoscope.sidecar.sources.source import OpenRequest, Sink
 from servoscope.sidecar.wire.exchange import Exchange
 
 __all__ = ["Watch"]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 
 from servoscope.exporters.records import RequestRecord
-from servoscope.sidecar.source import OpenRequest
+from servoscope.sidecar.sources.source import OpenRequest
 from servoscope.sidecar.tap.packet import ACK, FIN, RST, SYN, Segment
 from servoscope.sidecar.tap.reassembly import Piece, Stream
 from servoscope.sidecar.wire.exchange import Direction, Exchange

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Container, Mapping
 
 from servoscope.exporters.records import RequestRecord, Source, SourceState, SourceStatus
-from servoscope.sidecar.source import OpenRequest, Sink
+from servoscope.sidecar.sources.source import OpenRequest, Sink
 from servoscope.sidecar.tap.flows import FlowTable
 from servoscope.sidecar.tap.listeners import LocalAddresses, listening_addresses, read_listeners
 from servoscope.sidecar.tap.packet import parse_packet

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from servoscope.exporters.records import RequestRecord
-from servoscope.sidecar.source import OpenRequest
+from servoscope.sidecar.sources.source import OpenRequest
 from servoscope.sidecar.wire.answer import Answer
 from servoscope.sidecar.wire.asked import Asked, read_request
 from servoscope.sidecar.wire.coding import CodingError, Inflater, inflater_for

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from enum import StrEnum
 
 from servoscope.exporters.records import RequestRecord, Source
-from servoscope.sidecar.source import OpenRequest
+from servoscope.sidecar.sources.source import OpenRequest
 from servoscope.sidecar.wire.call import Call, Head, Shared
 from servoscope.sidecar.wire.limits import DEFAULT_LIMITS, Budget, Limits
 from servoscope.sidecar.wire.outcome import End

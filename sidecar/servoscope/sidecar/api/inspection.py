@@ -1,0 +1,180 @@
+"""What ``servoscope inspect`` shows: the engine, its processes and GPUs, sources, knobs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from servoscope.exporters.engines import parser_for
+from servoscope.exporters.gpu import read_gpus
+from servoscope.exporters.records import Source, SourceState, SourceStatus
+from servoscope.exporters.vllm.knobs import KnobGroup, describe, find_knob_sockets
+from servoscope.exporters.vllm.requests import find_stats_sockets
+from servoscope.sidecar.attach.target import AttachError, attach, identify
+from servoscope.sidecar.control.knobs import NO_KNOBS, OBSERVE_ONLY
+from servoscope.sidecar.publish.host_metrics import gpus_of, process_rows
+from servoscope.sidecar.sources import plugin, scrape
+from servoscope.sidecar.tap.source import tap_missing
+
+if TYPE_CHECKING:
+    from servoscope.exporters.records import GpuSample, Knob
+    from servoscope.sidecar.attach.target import Target
+    from servoscope.sidecar.config import SidecarConfig
+
+__all__ = ["inspect_url", "payload"]
+
+SLI_ABSENT = (
+    "no source sees single requests: SLI counters, goodput and request types are absent; "
+    "what the engine itself counts is published, marked source=scrape"
+)
+
+
+def payload(
+    target: Target,
+    *,
+    processes: Iterable[dict[str, Any]],
+    gpus: Iterable[GpuSample],
+    sources: Iterable[SourceStatus],
+    knobs: Sequence[Knob],
+    in_force: Source | None,
+    knobs_why: str = "",
+) -> dict[str, Any]:
+    """Plain JSON values. ``in_force``: whose requests count, ``None`` when nobody looks."""
+    return {
+        "engine": target.engine,
+        "version": target.version,
+        "server": target.server,
+        "url": target.url,
+        "model_name": target.model_name,
+        "model_version": target.model_version,
+        "gpu_model": target.gpu_model,
+        "start_unix_seconds": target.start_unix_seconds,
+        "processes": list(processes),
+        "gpus": [{"index": g.index, "gpu_model": g.gpu_model, "uuid": g.uuid} for g in gpus],
+        "requests_from": None if in_force is None else in_force.value,
+        "absent": [SLI_ABSENT] if in_force is Source.SCRAPE else [],
+        "sources": [
+            {
+                "source": s.source.value,
+                "state": s.state.value,
+                "detail": s.detail,
+                "blind_to": list(s.blind_to),
+                "last_success_unix_seconds": s.last_success_unix_seconds,
+                "read_seconds": s.read_seconds,
+            }
+            for s in sources
+        ],
+        "knobs": [k.as_json() for k in knobs],
+        "knobs_why": knobs_why,
+    }
+
+
+async def inspect_url(
+    url: str, config: SidecarConfig, *, engine: str | None = None
+) -> dict[str, Any]:
+    """Look once at the server at ``url`` without a sidecar; changes nothing there.
+
+    Raises AttachError, also when the server does not answer like the ``engine`` it is said to be.
+    """
+    named = engine or config.engine
+    target = await attach(url, engine=named, model_version=config.model_version)
+    scraped = await _scrape(target, config)
+    if named is not None:
+        await _believe(target, scraped)
+    knobs, why = await _knobs(target)
+    samples = await asyncio.to_thread(read_gpus)
+    return payload(
+        target,
+        processes=await asyncio.to_thread(process_rows, target),
+        gpus=gpus_of(target, samples),
+        sources=[
+            _plugin(target),
+            _tap(target, config),
+            _relay(config),
+            scraped,
+        ],
+        knobs=knobs,
+        in_force=None,
+        knobs_why=why,
+    )
+
+
+async def _believe(target: Target, scraped: SourceStatus) -> None:
+    """A named kind is believed where its metrics are there, or it says itself what it is."""
+    if scraped.last_success_unix_seconds is not None:
+        return
+    try:
+        async with aiohttp.ClientSession(trust_env=False) as session:
+            found = await identify(session, target.url)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        why = str(error) or type(error).__name__
+        raise AttachError(f"{target.url} does not answer any more: {why}") from error
+    if found is None or found.engine != target.engine:
+        seems = f"it answers like {found.engine}" if found else scraped.detail or "no metrics"
+        raise AttachError(
+            f"{target.url} does not answer like {target.engine} ({seems}); "
+            "leave --engine out to let the server say what it is"
+        )
+
+
+async def _knobs(target: Target) -> tuple[list[Knob], str]:
+    paths = find_knob_sockets(target.run_dirs, target.pids)
+    if target.engine != "vllm":
+        return [], OBSERVE_ONLY.format(target.engine)
+    if not paths:
+        return describe([]), NO_KNOBS
+    try:
+        async with asyncio.timeout(5.0):
+            group = await KnobGroup.connect(paths)
+            try:
+                return list(describe(await group.get())), ""
+            finally:
+                with contextlib.suppress(OSError):
+                    await group.aclose()
+    except (OSError, TimeoutError, RuntimeError) as error:
+        return [], f"the engine's knobs do not answer: {error or type(error).__name__}"
+
+
+def _plugin(target: Target) -> SourceStatus:
+    if target.engine != "vllm":
+        detail = f"there is no plug-in for {target.engine}"
+        return SourceStatus(source=Source.PLUGIN, detail=detail)
+    found = find_stats_sockets(target.run_dirs, target.pids)
+    detail = f"the engine has it: {found[0]}" if found else plugin.INSTALL_HINT
+    state = SourceState.IDLE if found else SourceState.OFF
+    return SourceStatus(source=Source.PLUGIN, state=state, detail=detail, blind_to=plugin.BLIND_TO)
+
+
+def _tap(target: Target, config: SidecarConfig) -> SourceStatus:
+    pid = next(iter(target.pids), None)
+    missing = tap_missing(target.host, target.port, pid)
+    why = "off in the settings" if config.tap == "off" else missing
+    return SourceStatus(source=Source.TAP, detail=why or "possible: a sidecar would use it")
+
+
+def _relay(config: SidecarConfig) -> SourceStatus:
+    return SourceStatus(source=Source.RELAY, detail=config.relay or "not configured")
+
+
+async def _scrape(target: Target, config: SidecarConfig) -> SourceStatus:
+    state = scrape.ScrapeState(interval_seconds=5.0, max_interval_seconds=60.0, cost_ratio=0.05)
+    async with aiohttp.ClientSession(trust_env=False) as session:
+        fetched = await scrape.fetch(
+            session,
+            f"{target.url}/metrics",
+            timeout_seconds=config.scrape_timeout_seconds,
+            max_bytes=config.scrape_max_bytes,
+        )
+    now = time.time()
+    if fetched.text is None:
+        state.failed(fetched, now)
+    else:
+        sample = parser_for(target.engine, target.version).parse(fetched.text)
+        working = (sample.total("running") or 0) + (sample.total("waiting") or 0) > 0
+        state.read(fetched, sample, busy=working, now=now)
+    return state.status(now)

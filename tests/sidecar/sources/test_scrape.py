@@ -1,0 +1,176 @@
+"""Reading /metrics of an engine that misbehaves: five states, none taken for another."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servoscope.exporters.records import EngineSample, Reading, Refused, SourceState
+from servoscope.sidecar.sources.scrape import Fetched, ScrapeState, fetch
+
+
+async def fetched(url: str, seconds: float = 5.0, max_bytes: int = 100_000) -> Fetched:
+    async with aiohttp.ClientSession() as session:
+        return await fetch(session, f"{url}/metrics", timeout_seconds=seconds, max_bytes=max_bytes)
+
+
+async def test_a_good_answer(engine: Any) -> None:
+    found = await fetched(engine.url)
+    assert found.text is not None
+    assert "vllm:prompt_tokens_total" in found.text
+    assert found.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "answered"),
+    [("500", "http_500", True), ("501", "http_501", True), ("huge", "too_large", True),
+     ("vanish", "connection", True)],
+)  # fmt: skip
+async def test_bad_answers_have_a_reason(
+    engine: Any, mode: str, reason: str, answered: bool
+) -> None:
+    engine.mode = mode
+    found = await fetched(engine.url)
+    assert (found.text, found.reason, found.answered) == (None, reason, answered)
+    assert found.detail
+
+
+async def test_501_says_what_to_do(engine: Any) -> None:
+    engine.mode = "501"
+    assert "--metrics" in (await fetched(engine.url)).detail
+
+
+async def test_a_slow_drip_ends_at_the_time_limit(engine: Any) -> None:
+    engine.mode = "slow"
+    found = await fetched(engine.url, seconds=0.3)
+    assert (found.text, found.reason) == (None, "timeout")
+    assert found.seconds < 5.0
+
+
+async def test_nobody_there(unused_tcp_port: int) -> None:
+    found = await fetched(f"http://127.0.0.1:{unused_tcp_port}")
+    assert (found.reason, found.answered) == ("refused", False)
+
+
+async def test_a_small_answer_that_unpacks_to_much_is_cut() -> None:
+    async def bomb(_request: web.Request) -> web.Response:
+        body = gzip.compress(b"0" * 50_000_000)
+        return web.Response(body=body, headers={"Content-Encoding": "gzip"})
+
+    app = web.Application()
+    app.router.add_get("/metrics", bomb)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        found = await fetched(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+    assert (found.text, found.reason) == (None, "too_large")
+
+
+GOOD = EngineSample(engine="vllm", version="1", readings=(Reading("running", 0.0),))
+NOTHING = EngineSample(engine="vllm", version="1", readings=())
+PARTLY = EngineSample(
+    engine="vllm",
+    version="1",
+    readings=(Reading("waiting", 1.0),),
+    refused=(Refused("running", "NaN", "not a finite number"),),
+)
+
+
+def state(**changes: float) -> ScrapeState:
+    settings = {"interval_seconds": 5.0, "max_interval_seconds": 60.0, "cost_ratio": 0.05}
+    return ScrapeState(**{**settings, **changes})
+
+
+def test_idle_and_ok_are_healthy_and_not_the_same() -> None:
+    subject = state()
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0)
+    assert subject.status(101.0).state is SourceState.IDLE
+    subject.read(Fetched("x", 0.01), GOOD, busy=True, now=105.0)
+    assert subject.status(106.0).state is SourceState.OK
+
+
+def test_failed_is_not_idle_although_the_last_reading_is_fresh() -> None:
+    subject = state()
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0)
+    subject.failed(Fetched(None, 0.01, "http_500", "HTTP 500"), 101.0)
+    status = subject.status(101.0)
+    assert (status.state, status.detail) == (SourceState.FAILED, "HTTP 500")
+    assert status.last_success_unix_seconds == 100.0
+    assert subject.errors == {"http_500": 1}
+    assert subject.up
+
+
+def test_stale_is_answers_without_a_good_reading_for_too_long() -> None:
+    subject = state()
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0)
+    for now in (105.0, 110.0, 115.0, 120.0):
+        subject.read(Fetched("", 0.01), NOTHING, busy=False, now=now)
+    assert subject.status(110.0).state is SourceState.IDLE
+    status = subject.status(120.0)
+    assert status.state is SourceState.STALE
+    assert "20 s" in status.detail
+
+
+def test_an_engine_that_never_said_anything_becomes_stale() -> None:
+    subject = state()
+    subject.read(Fetched("", 0.01), NOTHING, busy=False, now=100.0)
+    assert subject.status(200.0).state is SourceState.STALE
+
+
+def test_bad_values_name_the_key_and_the_others_still_count() -> None:
+    subject = state()
+    subject.read(Fetched("x", 0.01), PARTLY, busy=True, now=100.0)
+    status = subject.status(100.0)
+    assert status.state is SourceState.BAD_VALUE
+    assert "running=NaN" in status.detail
+    assert status.last_success_unix_seconds == 100.0
+
+
+def test_garbage_is_a_bad_value_not_silence() -> None:
+    subject = state()
+    subject.read(Fetched("<html>", 0.01), NOTHING, busy=False, now=100.0)
+    assert subject.status(100.0).state is SourceState.BAD_VALUE
+
+
+def test_it_backs_off_while_it_fails_and_comes_back_at_once() -> None:
+    subject = state()
+    intervals = []
+    for i in range(8):
+        subject.failed(Fetched(None, 0.01, "refused", "x", answered=False), 100.0 + i)
+        intervals.append(subject.next_interval())
+    assert intervals == [10.0, *[15.0] * 7]  # an engine that came back is seen within 15 s
+    assert subject.up is False
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=120.0)
+    assert subject.next_interval() == 5.0
+
+
+def test_an_expensive_read_is_made_less_often() -> None:
+    subject = state()
+    subject.read(Fetched("x", 0.6), GOOD, busy=True, now=100.0)
+    assert subject.next_interval() == pytest.approx(12.0)  # 5 % of the time
+    subject.read(Fetched("x", 100.0), GOOD, busy=True, now=200.0)
+    assert subject.next_interval() == 60.0
+
+
+@given(st.lists(st.tuples(st.sampled_from("fgnp"), st.floats(0, 10)), max_size=40))
+def test_the_interval_stays_in_its_bounds(steps: list[tuple[str, float]]) -> None:
+    subject = state()
+    now = 100.0
+    for kind, seconds in steps:
+        now += seconds
+        if kind == "f":
+            subject.failed(Fetched(None, seconds, "timeout", "x"), now)
+        else:
+            sample = {"g": GOOD, "n": NOTHING, "p": PARTLY}[kind]
+            subject.read(Fetched("x", seconds), sample, busy=False, now=now)
+        assert 5.0 <= subject.next_interval() <= 60.0
+        assert subject.status(now).state in set(SourceState)
