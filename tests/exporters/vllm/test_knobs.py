@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.background import background
 from exporters.vllm import fakes
 from servoscope.exporters.records import KnobMode
 from servoscope.exporters.vllm.knob_server import KnobHandler
@@ -92,11 +93,11 @@ async def test_set_answers_once_a_step_has_taken_it_over(core: MakeCore) -> None
     one.scheduler.schedule()
     client = await KnobClient.connect(one.path)
     await client.lease("me")
-    asked = asyncio.create_task(client.set({"chunk_tokens": 256}))
-    await until(lambda: one.pilot.law.target.values.chunk_tokens == 256)
-    assert one.scheduler.max_num_scheduled_tokens == 2048  # not before the step boundary
-    one.scheduler.schedule()
-    assert (await asked)["chunk_tokens"] == 256
+    async with background(client.set({"chunk_tokens": 256})) as asked:
+        await until(lambda: one.pilot.law.target.values.chunk_tokens == 256)
+        assert one.scheduler.max_num_scheduled_tokens == 2048  # not before the step boundary
+        one.scheduler.schedule()
+        assert (await asked)["chunk_tokens"] == 256
     assert one.scheduler.max_num_scheduled_tokens == 256
     await client.aclose()
 

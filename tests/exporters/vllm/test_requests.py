@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.background import background
 from exporters.vllm import fakes
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.vllm import stats_feed
@@ -92,14 +93,19 @@ async def read(
     client: StatsClient, enough: Callable[[], bool], records: list[RequestRecord]
 ) -> None:
     """Run a client until ``enough`` holds, then cancel it (as a sidecar that goes away)."""
-    task = asyncio.create_task(client.run(records.append))
-    deadline = time.monotonic() + 10
-    while not enough() and not task.done():
-        assert time.monotonic() < deadline, (client.__dict__, len(records))
-        await asyncio.sleep(0.01)
-    if task.done():
-        task.result()
-    await asyncio.sleep(0.1)  # the acknowledgement is on its way
+    async with background(client.run(records.append)) as task:
+        deadline = time.monotonic() + 10
+        while not enough() and not task.done():
+            assert time.monotonic() < deadline, (client.__dict__, len(records))
+            await asyncio.sleep(0.01)
+        if task.done():
+            task.result()
+        await asyncio.sleep(0.1)  # the acknowledgement is on its way
+        await cancel(task)
+
+
+async def cancel(task: asyncio.Task[None]) -> None:
+    """As a sidecar that goes away: the client ends by that, and by nothing else."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -179,56 +185,50 @@ async def test_away_for_100_times_the_buffer(server: Server) -> None:
 async def test_one_reader_at_a_time(server: Server) -> None:
     records: list[RequestRecord] = []
     first, second = StatsClient(server.path), StatsClient(server.path)
-    task = asyncio.create_task(first.run(records.append))
-    server.finish(1)
-    await until(lambda: bool(records))
-    with pytest.raises(ProtocolError, match=r"refused: pid \d+ reads this feed"):
-        await second.run(records.append)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with background(first.run(records.append)) as task:
+        server.finish(1)
+        await until(lambda: bool(records))
+        with pytest.raises(ProtocolError, match=r"refused: pid \d+ reads this feed"):
+            await second.run(records.append)
+        await cancel(task)
 
 
 async def test_requests_in_flight(server: Server) -> None:
     server.processor.add_request(fakes.EngineCoreRequest("i", "chatcmpl-x", 100.0))
     client = StatsClient(server.path, open_poll_seconds=0.02)
     records: list[RequestRecord] = []
-    task = asyncio.create_task(client.run(records.append))
-    await until(lambda: bool(client.in_flight))
-    assert client.in_flight == [
-        {
-            "request_id": "chatcmpl-x",
-            "phase": "prefill",
-            "prompt_tokens": 10,
-            "received_unix_seconds": 100.0,
-            "model_name": "tiny",
-            "request_type_hint": None,
-        }
-    ]
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with background(client.run(records.append)) as task:
+        await until(lambda: bool(client.in_flight))
+        assert client.in_flight == [
+            {
+                "request_id": "chatcmpl-x",
+                "phase": "prefill",
+                "prompt_tokens": 10,
+                "received_unix_seconds": 100.0,
+                "model_name": "tiny",
+                "request_type_hint": None,
+            }
+        ]
+        await cancel(task)
     assert client.in_flight == []
 
 
 async def test_a_new_request_is_told_before_anybody_asks(server: Server) -> None:
     client = StatsClient(server.path, open_poll_seconds=1000.0)
     records: list[RequestRecord] = []
-    task = asyncio.create_task(client.run(records.append))
-    await until(lambda: server.feed.life.announcing)
-    await asyncio.sleep(0.05)  # the one list that is asked for at the start
-    server.processor.add_request(fakes.EngineCoreRequest("a", "chatcmpl-a", 100.0))
-    server.processor.add_request(fakes.EngineCoreRequest("b", "chatcmpl-b", 100.0))
-    await until(lambda: client.in_flight_total == 2)
-    told = [(one["request_id"], one["phase"]) for one in client.in_flight]
-    assert told == [("chatcmpl-a", "prefill"), ("chatcmpl-b", "queued")]
-    server.finish(1)  # came and went within a tick
-    server.processor.process("a", 1, 10.0, server.classes[1](), finish=fakes.FinishReason.STOP)
-    await until(lambda: len(records) == 2)
-    assert [one["request_id"] for one in client.in_flight] == ["chatcmpl-b"]
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    async with background(client.run(records.append)) as task:
+        await until(lambda: server.feed.life.announcing)
+        await asyncio.sleep(0.05)  # the one list that is asked for at the start
+        server.processor.add_request(fakes.EngineCoreRequest("a", "chatcmpl-a", 100.0))
+        server.processor.add_request(fakes.EngineCoreRequest("b", "chatcmpl-b", 100.0))
+        await until(lambda: client.in_flight_total == 2)
+        told = [(one["request_id"], one["phase"]) for one in client.in_flight]
+        assert told == [("chatcmpl-a", "prefill"), ("chatcmpl-b", "queued")]
+        server.finish(1)  # came and went within a tick
+        server.processor.process("a", 1, 10.0, server.classes[1](), finish=fakes.FinishReason.STOP)
+        await until(lambda: len(records) == 2)
+        assert [one["request_id"] for one in client.in_flight] == ["chatcmpl-b"]
+        await cancel(task)
     await until(lambda: not server.feed.life.announcing)
 
 
