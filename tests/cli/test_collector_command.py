@@ -13,6 +13,9 @@ import time
 import urllib.request
 from pathlib import Path
 
+import duckdb
+import pytest
+
 from servoscope.exporters.records import Outcome, RequestRecord, Source
 from servoscope.exporters.wire import encode_batch
 
@@ -57,4 +60,36 @@ def test_database_and_its_log_are_readable_by_their_user_only(tmp_path: Path) ->
         assert {stat.S_IMODE(f.stat().st_mode) for f in files} == {0o600}
     finally:
         process.terminate()
-        assert process.wait(20) in (0, -signal.SIGTERM)  # uvicorn ends by the signal itself
+        assert process.wait(60) == 0
+    with duckdb.connect(str(database), read_only=True) as stored:
+        assert stored.execute("SELECT request_id FROM requests").fetchall() == [("r",)]
+    assert not database.with_name("c.duckdb.wal").exists()  # all is in the file itself
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_ends_with_0(tmp_path: Path, number: signal.Signals) -> None:
+    port = free_port()
+    words = ["collector", "--port", str(port), "--database", str(tmp_path / "c.duckdb")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "servoscope.cli.main", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SERVOSCOPE_STATE": str(tmp_path / "state")},
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 5).close()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert "Traceback" not in said

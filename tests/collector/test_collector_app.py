@@ -160,7 +160,8 @@ def test_a_body_without_a_length_is_bounded_too(serve: Serve) -> None:
     with socket.create_connection((urlsplit(client.url).hostname, urlsplit(client.url).port)) as s:
         s.settimeout(10)
         s.sendall(
-            b"POST /api/v1/records HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /api/v1/records HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"

@@ -35,6 +35,9 @@ def test_defaults_are_valid_and_stay_on_this_host(monkeypatch: pytest.MonkeyPatc
         ({"max_pending_batches": 0}, "max_pending_batches"),
         ({"threads": 0}, "threads"),
         ({"database": Path("/")}, "database"),
+        ({"allowed_hosts": ("http://a.example",)}, "allowed_hosts"),
+        ({"allowed_hosts": ("a.example:9780",)}, "allowed_hosts"),
+        ({"allowed_hosts": ("a",) * 101}, "allowed_hosts"),
     ],
 )
 def test_an_error_begins_with_its_key(changes: dict[str, Any], key: str) -> None:

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from servoscope.alerts.spec import default_spec
+from servoscope.collector.clock import Span
 from servoscope.collector.database import StoreError, StoreLockedError, open_database
 from servoscope.collector.migrations import MIGRATIONS, Migration
 from servoscope.collector.slo import judge
@@ -28,6 +29,13 @@ from servoscope.exporters.wire import decode_batch, encode_batch
 
 NOW = 1_800_000_000.0
 OBJECTIVES = tuple(default_spec().objectives)
+
+
+def at(now: float) -> Span:
+    """A clock that is believed."""
+    return Span(now, now)
+
+
 KEEP = Retention(records_seconds=1000, verdicts_seconds=1000, keys_seconds=1000, max_bytes=1 << 40)
 
 
@@ -308,7 +316,7 @@ def test_the_database_cannot_reach_files(store: Store, tmp_path: Path) -> None:
 def test_what_is_too_old_goes(store: Store) -> None:
     put(store, [request(1, finished_unix_seconds=NOW - 5000)], seq=1, now=NOW - 5000)
     put(store, [request(2)], seq=2)
-    removed = store.retain(KEEP, NOW)
+    removed = store.retain(KEEP, at(NOW))
     assert (removed.by_age, removed.by_size) == (1, 0)
     assert store.read("SELECT request_id FROM requests") == [("req-2",)]
     assert store.read("SELECT seq FROM batches") == [(2,)]
@@ -318,8 +326,24 @@ def test_what_is_too_old_goes(store: Store) -> None:
     assert put(store, [request(2)], seq=2).duplicate
     # keys and minutes can be deleted and written again, many times over
     for step in range(1, 20):
-        store.retain(KEEP, NOW + 2000 * step)
+        store.retain(KEEP, at(NOW + 2000 * step))
         assert not put(store, [request(1)], seq=1, now=NOW + 2000 * step).duplicate
+
+
+def test_what_lies_ahead_goes_and_takes_nothing_with_it(store: Store) -> None:
+    ahead = NOW + 10 * 365 * 86_400
+    put(store, [request(1, finished_unix_seconds=ahead)], seq=1, sidecar_id="jumped", now=ahead)
+    put(store, [request(2)], seq=2)
+    assert store.newest_unix_seconds() == ahead
+    # while the clock is doubted nothing of it goes
+    removed = store.retain(KEEP, Span(NOW, ahead))
+    assert (removed.by_age, removed.by_future, removed.by_size) == (0, 0, 0)
+    removed = store.retain(KEEP, at(NOW))
+    assert (removed.by_age, removed.by_future, removed.by_size) == (0, 1, 0)
+    assert store.read("SELECT request_id FROM requests") == [("req-2",)]
+    assert store.read("SELECT seq FROM batches") == [(2,)]
+    assert store.read("SELECT DISTINCT minute_unix_seconds FROM verdicts") == [(int(NOW) - 60,)]
+    assert store.newest_unix_seconds() == NOW
 
 
 def test_above_its_size_the_oldest_tenth_goes(store: Store) -> None:
@@ -327,7 +351,7 @@ def test_above_its_size_the_oldest_tenth_goes(store: Store) -> None:
     store._db.execute("CHECKPOINT")
     assert store.used_bytes() > 0
     small = Retention(records_seconds=1e6, verdicts_seconds=1e6, keys_seconds=1e6, max_bytes=1)
-    removed = store.retain(small, NOW)
+    removed = store.retain(small, at(NOW))
     assert removed.by_age == 0
     assert 1 <= removed.by_size <= 20
     (oldest, newest) = store.read(
@@ -422,7 +446,7 @@ def test_a_block_found_bad_later_moves_the_file_aside(
                 assert list(filled.parent.glob("*.damaged-*")) == []  # that is the writer's to do
             else:
                 with pytest.raises(StoreError, match="cannot delete"):
-                    store.retain(KEEP, NOW + 1e6)
+                    store.retain(KEEP, at(NOW + 1e6))
             assert not put(store, [request(1)], seq=5).duplicate
         assert count(store) == 1
         (aside,) = filled.parent.glob("*.damaged-*")

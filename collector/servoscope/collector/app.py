@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
@@ -16,10 +17,12 @@ from fastapi.security import HTTPBearer
 
 from servoscope.alerts.spec import Objective
 from servoscope.collector.config import CollectorConfig
+from servoscope.collector.guard import HostGuard
 from servoscope.collector.ingest import IngestError
 from servoscope.collector.routes import handle_errors, probes, questions, records
 from servoscope.collector.service import Collector
 from servoscope.collector.store import Store
+from servoscope.exporters.hosts import known_hosts
 
 __all__ = ["create_app", "run_collector"]
 
@@ -34,13 +37,14 @@ def create_app(
     clock: Callable[[], float] = time.time,
     *,
     store: Store | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The collector as an ASGI application; it opens the store now unless one is given.
 
     Raises StoreError (the database), OSError (the token file), ValueError (a setting).
     """
     config.validate()
-    collector = Collector(config, objectives, clock, store)
+    collector = Collector(config, objectives, clock, store, monotonic)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -71,6 +75,11 @@ def create_app(
         if not hmac.compare_digest(sent, collector.token.encode()):
             raise IngestError(401, "authorization", "expected the collector's bearer token")
 
+    app.add_middleware(
+        HostGuard,
+        allowed=known_hosts(config.listen, config.allowed_hosts, socket.gethostname()),
+        on_refused=collector.telemetry.refused_hosts.inc,
+    )
     handle_errors(app)
     app.include_router(probes(collector))
     app.include_router(records(collector), dependencies=[Depends(authorised)])
@@ -79,7 +88,7 @@ def create_app(
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that says when it listens."""
+    """A uvicorn server that says when it listens, and leaves signals to us."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -90,6 +99,32 @@ class _Server(uvicorn.Server):
         if self.started:
             self._ready()
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: uvicorn's raises the signal again at the end, and a clean end would be -15."""
+        yield
+
+
+@contextmanager
+def _ended_by_signals(server: _Server) -> Iterator[None]:
+    """SIGINT and SIGTERM end the server in order; once more, without waiting for its clients."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    held = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
+            loop.add_signal_handler(number, end)
+            held.append(number)
+    try:
+        yield
+    finally:
+        for number in held:
+            loop.remove_signal_handler(number)
+
 
 async def run_collector(
     config: CollectorConfig,
@@ -97,7 +132,7 @@ async def run_collector(
     *,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM, or until cancelled; then store what was taken.
+    """Serve until SIGINT or SIGTERM, or until cancelled; then store what was taken and return.
 
     ``on_ready`` is given the URL once it listens. Raises StoreError (the database cannot be used),
     OSError (the address cannot be had, the token file), ValueError naming the setting.
@@ -129,15 +164,16 @@ async def run_collector(
         ),
         ready,
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await asyncio.shield(serving)
-    except asyncio.CancelledError:
-        server.should_exit = True
-        await serving
-        raise
-    finally:
-        listener.close()
+    with _ended_by_signals(server):
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await asyncio.shield(serving)
+        except asyncio.CancelledError:
+            server.should_exit = True
+            await serving
+            raise
+        finally:
+            listener.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

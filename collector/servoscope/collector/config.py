@@ -6,11 +6,13 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from servoscope.exporters.hosts import wrong_host
 from servoscope.exporters.paths import state_dir
 
 __all__ = ["CollectorConfig", "is_loopback"]
 
 MIN_TOKEN_CHARACTERS = 16
+MAX_ALLOWED_HOSTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,10 @@ class CollectorConfig:
     listen: str = "127.0.0.1"
     port: int = 9780  # 0: any free port
     token_file: str = ""  # file with the bearer token; needed to listen beyond this host
+    #: Names that clients may use for this collector besides every address, localhost and, beyond
+    #: loopback, this host's own name. Any other is refused: it could be a web page's that resolves
+    #: to us. "*" allows all.
+    allowed_hosts: tuple[str, ...] = ()
     database: Path = field(default_factory=lambda: state_dir() / "collector.duckdb")
 
     retention_days: float = 30.0  # request records
@@ -51,6 +57,11 @@ class CollectorConfig:
             )
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port: {self.port} is outside 0..65535")
+        if len(self.allowed_hosts) > MAX_ALLOWED_HOSTS:
+            raise ValueError(f"allowed_hosts: more than {MAX_ALLOWED_HOSTS} names")
+        for name in self.allowed_hosts:
+            if (why := wrong_host(name)) is not None:
+                raise ValueError(f"allowed_hosts: {why}")
         if self.database.is_dir():
             raise ValueError(f"database: {self.database} is a directory, expected a file")
         for key, low, high in _BOUNDS:

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from servoscope.collector.clock import SETTLE_SECONDS, Clocks, Span
 from servoscope.collector.ingest import IngestError, decode_body
 from servoscope.collector.slo import judge
 from servoscope.collector.store import Arrival, Inserted, Retention, Store, StoreError
@@ -49,7 +50,9 @@ class Intake:
         objectives: Sequence[Objective],
         config: CollectorConfig,
         telemetry: Telemetry,
+        *,
         clock: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.failure = ""  # why the last write failed; empty when it did not
         self._store = store
@@ -57,6 +60,9 @@ class Intake:
         self._config = config
         self._telemetry = telemetry
         self._clock = clock
+        self._monotonic = monotonic
+        self._clocks = Clocks()
+        self._doubtful = False
         self._queue: deque[tuple[Arrival, Future[Inserted]]] = deque()  # bounded by the slots
         self._pending = 0
         self._closing = False
@@ -173,19 +179,33 @@ class Intake:
         )
         started = time.monotonic()
         try:
-            removed = self._store.retain(rule, self._clock())
+            removed = self._store.retain(rule, self._span())
         except StoreError as error:
             self._failed(error)
             return
-        self._telemetry.expired_records.labels("age").inc(removed.by_age)
-        self._telemetry.expired_records.labels("size").inc(removed.by_size)
-        if removed.by_age or removed.by_size:
+        by_reason = {"age": removed.by_age, "future": removed.by_future, "size": removed.by_size}
+        for reason, count in by_reason.items():
+            self._telemetry.expired_records.labels(reason).inc(count)
+        if any(by_reason.values()):
             log.info(
-                "retention deleted %d old records and %d for size in %.1f s",
-                removed.by_age,
-                removed.by_size,
+                "retention deleted %d old records, %d from the future and %d for size in %.1f s",
+                *by_reason.values(),
                 time.monotonic() - started,
             )
+
+    def _span(self) -> Span:
+        """Now, as far as the clock can be believed. Raises StoreError."""
+        span = self._clocks.now(self._clock(), self._monotonic(), self._store.newest_unix_seconds())
+        if span.doubtful and not self._doubtful:
+            log.warning(
+                "the clock is %.1f days from where it was: retention goes by the earlier time "
+                "until the clock has stayed there for %g h",
+                (span.latest - span.earliest) / DAY_SECONDS,
+                SETTLE_SECONDS / 3600.0,
+            )
+        self._doubtful = span.doubtful
+        self._telemetry.clock_doubtful.set(span.doubtful)
+        return span
 
     def close(self) -> None:
         """Take nothing new, and return when everything taken is stored."""

@@ -27,6 +27,7 @@ class Collector:
         objectives: Sequence[Objective],
         clock: Callable[[], float],
         store: Store | None,
+        monotonic: Callable[[], float],
     ) -> None:
         self.config = config
         self.objectives = tuple(objectives)
@@ -39,7 +40,9 @@ class Collector:
             memory_limit_mebibytes=config.memory_limit_mebibytes,
             threads=config.threads,
         )
-        self.intake = Intake(self.store, self.objectives, config, self.telemetry, clock)
+        self.intake = Intake(
+            self.store, self.objectives, config, self.telemetry, clock=clock, monotonic=monotonic
+        )
         self.inquiry = Inquiry(self.store, config, self.telemetry)
 
     def close(self) -> None:

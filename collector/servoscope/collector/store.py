@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
+from servoscope.collector.clock import MAX_AHEAD_SECONDS, Span
 from servoscope.collector.database import (
     StoreError,
     StoreLockedError,
@@ -66,6 +67,7 @@ class Removed:
     """Rows that retention deleted."""
 
     by_age: int
+    by_future: int  # their time lies ahead: they came while a clock was wrong
     by_size: int
 
 
@@ -149,21 +151,41 @@ class Store:
         db.execute("COMMIT")
         return answers
 
-    def retain(self, rule: Retention, now: float) -> Removed:
-        """Delete what is too old, and the oldest tenth of the records while the file is too big."""
-        self._replace_bad_file(now)
+    def retain(self, rule: Retention, now: Span) -> Removed:
+        """Delete what is too old, what lies ahead, and while the file is too big the oldest tenth.
+
+        What lies ahead would outlive everything, and the good records would go for its size.
+        """
+        self._replace_bad_file(now.earliest)
+        kept_seconds = {
+            ("verdicts", "minute_unix_seconds"): rule.verdicts_seconds,
+            ("batches", "stored_unix_seconds"): rule.keys_seconds,
+            ("sidecars", "last_seen_unix_seconds"): rule.records_seconds,
+        }
+        ahead = now.latest + MAX_AHEAD_SECONDS
         try:
-            by_age = self._delete("requests", "at_unix_seconds", now - rule.records_seconds)
-            self._delete("verdicts", "minute_unix_seconds", now - rule.verdicts_seconds)
-            self._delete("batches", "stored_unix_seconds", now - rule.keys_seconds)
-            self._delete("sidecars", "last_seen_unix_seconds", now - rule.records_seconds)
+            by_age = self._delete(
+                "requests", "at_unix_seconds", now.earliest - rule.records_seconds
+            )
+            by_future = self._delete("requests", "at_unix_seconds", ahead, above=True)
+            for (table, column), seconds in kept_seconds.items():
+                self._delete(table, column, now.earliest - seconds)
+                self._delete(table, column, ahead, above=True)
             by_size = self._shrink() if self.used_bytes() > rule.max_bytes else 0
-            if by_age or by_size:
+            if by_age or by_future or by_size:
                 self._db.execute("CHECKPOINT")
         except duckdb.Error as error:
-            self._recover(error, now)
+            self._recover(error, now.earliest)
             raise StoreError(f"cannot delete old records: {first_line(error)}") from error
-        return Removed(by_age=by_age, by_size=by_size)
+        return Removed(by_age=by_age, by_future=by_future, by_size=by_size)
+
+    def newest_unix_seconds(self) -> float | None:
+        """The wall clock when the newest batch was stored. Raises StoreError."""
+        try:
+            row = self._db.execute("SELECT max(last_seen_unix_seconds) FROM sidecars").fetchone()
+        except duckdb.Error as error:
+            raise StoreError(f"cannot read: {first_line(error)}") from error
+        return None if row is None or row[0] is None else float(row[0])
 
     def used_bytes(self) -> int:
         """Bytes of the blocks in use. DuckDB uses free blocks again and does not give them back."""
@@ -172,10 +194,11 @@ class Store:
         ).fetchone()
         return int(row[0] or 0) if row else 0
 
-    def _delete(self, table: str, column: str, before: float) -> int:
+    def _delete(self, table: str, column: str, bound: float, *, above: bool = False) -> int:
+        sign = ">" if above else "<"
         row = self._db.execute(
-            f"DELETE FROM {table} WHERE {column} < ?",  # noqa: S608 - our own names
-            [before],
+            f"DELETE FROM {table} WHERE {column} {sign} ?",  # noqa: S608 - our own names
+            [bound],
         ).fetchone()
         return int(row[0]) if row else 0
 

@@ -44,9 +44,11 @@ class Telemetry:
         self.unknown_columns = counter("unknown_columns")
         self.questions = counter("questions")
         self.expired_records = counter("expired_records")
+        self.refused_hosts = counter("refused_hosts")
         self.pending = gauge("pending_batches")
         self.store_bytes = gauge("store_bytes")
         self.up = gauge("store_up")
+        self.clock_doubtful = gauge("clock_doubtful")
         self.decode_seconds = seconds("decode")
         self.insert_seconds = seconds("insert")
         for result in ("stored", "duplicate", "refused", "busy", "failed"):
@@ -55,7 +57,7 @@ class Telemetry:
             self.records.labels(result)
         for result in ("answered", "busy", "failed"):
             self.questions.labels(result)
-        for reason in ("age", "size"):
+        for reason in ("age", "future", "size"):
             self.expired_records.labels(reason)
 
     def count(self, batch: Batch, *, duplicate: bool) -> None:
