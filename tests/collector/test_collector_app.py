@@ -19,9 +19,9 @@ import duckdb
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from servoscope.alerts.digest import digest
 from servoscope.collector.app import create_app, run_collector
 from servoscope.collector.config import CollectorConfig
-from servoscope.collector.slo import digest
 from servoscope.collector.store import Inserted, Store, StoreError
 from servoscope.exporters.records import Outcome, RequestRecord, Source
 from servoscope.exporters.wire import MAX_ROWS, encode_batch

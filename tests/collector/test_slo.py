@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 
 from servoscope.alerts.spec import Objective, Sli, default_spec
 from servoscope.alerts.verdict import meets_all, verdict
-from servoscope.collector.slo import budget, digest, judge
+from servoscope.collector.slo import budget, judge
 from servoscope.exporters.records import Outcome, RequestRecord, Source
 
 NOW = 1_800_000_000.0  # a whole minute
@@ -115,16 +113,3 @@ def test_counts_are_the_verdicts_added_up(records: list[RequestRecord]) -> None:
         assert sum(t.censored for t in tallies) == sum(v.censored for v in verdicts)
         for t in tallies:
             assert t.good + t.over <= t.total
-
-
-def test_the_digest_names_the_promise_and_not_its_order() -> None:
-    assert digest(OBJECTIVES) == digest(tuple(reversed(OBJECTIVES)))
-    changes: list[Callable[[Objective], Objective]] = [
-        lambda o: replace(o, threshold_seconds=3.0),
-        lambda o: replace(o, target_ratio=0.95),
-        lambda o: replace(o, window_seconds=7 * 86_400),
-        lambda o: replace(o, where={"tenant": ("a",)}),
-        lambda o: replace(o, name="other"),
-    ]
-    digests = {digest([TTFT]), *(digest([change(TTFT)]) for change in changes)}
-    assert len(digests) == 6

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 __all__ = [
     "BudgetAnswer",
@@ -119,10 +119,10 @@ class OverviewAnswer(BaseModel):
 
 
 class PolicyAnswer(BaseModel):
-    """What every sidecar is told."""
+    """What every sidecar is told. A reader should take an unknown ``control_mode`` as observe."""
 
     control_mode: Literal["observe"]
-    slo_digest: str
+    slo_digest: str = Field(pattern="^[0-9a-f]{16}$")
     drift_freeze: bool
 
 

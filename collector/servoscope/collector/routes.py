@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
 from servoscope.alerts.data import data_text
+from servoscope.alerts.digest import digest
 from servoscope.collector.answers import (
     ErrorAnswer,
     HealthAnswer,
@@ -29,7 +30,6 @@ from servoscope.collector.ingest import IngestError, check_headers
 from servoscope.collector.intake import BusyError
 from servoscope.collector.overview import Interval, IntervalError, lengths, overview, recent
 from servoscope.collector.service import Collector
-from servoscope.collector.slo import digest
 from servoscope.collector.store import StoreError
 from servoscope.collector.telemetry import CONTENT_TYPE
 from servoscope.exporters.wire import MAX_ROWS, REQUIRED_COLUMNS, SCHEMA
@@ -176,7 +176,17 @@ def questions(collector: Collector) -> APIRouter:
 
     @router.get("/api/v1/policy")
     async def get_policy() -> PolicyAnswer:
-        """What every sidecar is told."""
+        """What every sidecar is told; sidecars poll it and go on with the last answer they got.
+
+        ``{"control_mode": "observe", "slo_digest": "0123456789abcdef", "drift_freeze": false}``
+
+        * ``control_mode``: ``observe``: knobs are set by people only.
+        * ``slo_digest``: of the objectives that budgets are counted by, 16 hexadecimal digits
+          (``servoscope.alerts.digest`` of a sidecar's own should be the same).
+        * ``drift_freeze``: true: nothing may be tuned until drift is over.
+
+        With a ``token_file`` it needs the bearer token, as every question does.
+        """
         return PolicyAnswer(
             control_mode="observe",
             slo_digest=digest(collector.objectives),

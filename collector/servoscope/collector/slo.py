@@ -13,8 +13,6 @@ Burn 1 uses the budget up exactly at the end of the window. The budget counts re
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,7 +30,6 @@ __all__ = [
     "Judgement",
     "Tally",
     "budget",
-    "digest",
     "judge",
 ]
 
@@ -138,24 +135,3 @@ def budget(
         if hour_total
         else None,
     )
-
-
-def digest(objectives: Iterable[Objective]) -> str:
-    """A short name of these objectives: the same for the same promises in any order."""
-    lines = sorted(
-        json.dumps(
-            {
-                "service": o.service,
-                "name": o.name,
-                "sli": str(o.sli),
-                "threshold_seconds": o.threshold_seconds,
-                "target_ratio": o.target_ratio,
-                "window_seconds": o.window_seconds,
-                "where": {label: sorted(values) for label, values in sorted(o.where.items())},
-                "disconnects": str(o.disconnects),
-            },
-            sort_keys=True,
-        )
-        for o in objectives
-    )
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
