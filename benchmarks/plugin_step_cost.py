@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from engines.vllm_cpu import VllmServer
 from exporters.vllm import fakes
 from servoscope.exporters.vllm.hooks import Hooks, install
-from servoscope.exporters.vllm.http_start import watch_http
+from servoscope.exporters.vllm.http_exchange import watch_http
 from servoscope.exporters.vllm.knobs import KnobClient, KnobState, find_knob_sockets
 from servoscope.exporters.vllm.lifecycle import Lifecycle
 from servoscope.exporters.vllm.lines import LineDecoder, encode_line
@@ -120,7 +120,7 @@ def request_cost() -> dict[str, float]:
 
 def http_cost() -> dict[str, float]:
     """Added microseconds of one POST (10 headers, body in one message), and of a message of its
-    answer: 1,000 of them are sent, and none of ours is in their way."""
+    answer: 1,000 are sent after the first, and each passes one look of ours."""
     headers = [(f"header-{n}".encode(), b"value") for n in range(8)]
     headers += [(b"x-request-type", b"rag"), (b"x-tenant", b"acme")]
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}

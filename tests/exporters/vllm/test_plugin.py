@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 IN_ENGINE = (
     "plugin",
+    "delivery",
     "facts",
     "hooks",
-    "http_start",
+    "http_exchange",
     "knob_server",
     "knob_state",
     "lifecycle",

@@ -15,11 +15,11 @@ from servoscope.exporters.vllm.lines import PROTOCOL
 __all__ = [
     "Hello",
     "ProtocolError",
+    "clock_of",
     "count_of",
     "flag_of",
     "hello_from_message",
     "number_of",
-    "received_by_of",
     "text_of",
 ]
 
@@ -47,6 +47,7 @@ class Hello:
     boot_values: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()  # what this engine version lacks
     received_by: str = "engine"  # or "http": whose clock starts a request
+    ttft_by: str = "engine"  # or "http": whose clock ends TTFT of a streamed answer
     off: str = ""  # why the plug-in does nothing, '' when it works
 
     @property
@@ -85,7 +86,8 @@ def hello_from_message(message: Mapping[str, Any]) -> Hello:
         started_unix_seconds=number_of(message.get("started_unix_seconds")),
         boot_values=dict(values) if isinstance(values, dict) else {},
         missing=tuple(map(text_of, missing)) if isinstance(missing, list) else (),
-        received_by=received_by_of(message) or "engine",
+        received_by=clock_of(message, "received_by") or "engine",
+        ttft_by=clock_of(message, "ttft_by") or "engine",
         off=text_of(message.get("off")),
     )
 
@@ -95,9 +97,9 @@ def text_of(value: object) -> str:
     return value[:MAX_TEXT] if isinstance(value, str) else ""
 
 
-def received_by_of(message: Mapping[str, Any]) -> str:
-    """Whose clock starts a request, ``http`` or ``engine``; empty when the message does not say."""
-    said = text_of(message.get("received_by"))
+def clock_of(message: Mapping[str, Any], field_name: str) -> str:
+    """Whose clock it is, ``http`` or ``engine``; empty when the message does not say."""
+    said = text_of(message.get(field_name))
     return said if said in ("http", "engine") else ""
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from servoscope.exporters.records import Outcome, Phase
-from servoscope.exporters.vllm.http_start import HttpStart, current_start
+from servoscope.exporters.vllm.delivery import Delivery
+from servoscope.exporters.vllm.http_exchange import HttpExchange, current_exchange
 from servoscope.exporters.vllm.open_requests import (
     Call,
     OpenRequest,
@@ -30,6 +31,7 @@ from servoscope.exporters.vllm.request_parts import (
     outcome_of_finish,
     part_of,
     response_id,
+    streaming_of,
 )
 
 __all__ = ["Lifecycle"]
@@ -38,7 +40,6 @@ __all__ = ["Lifecycle"]
 #: in a way we do not see must not make us grow).
 SWEEP_ABOVE = 4096
 MAX_LISTED = 1000
-PENDING_ATTRIBUTE = "servoscope_pending"
 #: An HTTP start later than the engine's stamp, or this much before it, is not believed.
 MAX_BEFORE_ARRIVAL_SECONDS = 600.0
 
@@ -48,7 +49,7 @@ class Lifecycle:
 
     ``emit`` takes a finished message. ``ranks`` is the number of engine cores behind this API
     server: with one, every request is of ``first_rank``; with several, the rank is known only
-    when ``stepped`` is called for the batch of outputs that held the end. ``start`` tells the
+    when ``stepped`` is called for the batch of outputs that held the end. ``exchange`` tells the
     HTTP request that the calling task serves.
     """
 
@@ -59,13 +60,13 @@ class Lifecycle:
         ranks: int = 1,
         first_rank: int = 0,
         clock: Callable[[], float] = time.time,
-        start: Callable[[], HttpStart | None] = current_start,
+        exchange: Callable[[], HttpExchange | None] = current_exchange,
     ) -> None:
         self._emit = emit
-        self._ranks = ranks
+        self.delivery = Delivery(emit, ranks=ranks)
         self._rank = first_rank if ranks == 1 else None
         self._clock = clock
-        self._start = start
+        self._exchange = exchange
         self._open: dict[str, OpenRequest] = {}
         self._numbered: dict[str, Call] = {}
         self._waiting = Waiting()
@@ -84,6 +85,11 @@ class Lifecycle:
         """Whose clock starts a request: ``http``, or ``engine`` where that is not to be had."""
         seen = self.http_starts > 0 or self.engine_starts == 0
         return "http" if self.http_watched and seen else "engine"
+
+    @property
+    def ttft_by(self) -> str:
+        """Whose clock ends TTFT of streamed answers: ``http`` or ``engine``, likewise."""
+        return self.delivery.ttft_by if self.http_watched else "engine"
 
     def registered(self, processor: Any, request: Any) -> None:
         """``OutputProcessor.add_request`` has returned."""
@@ -108,12 +114,15 @@ class Lifecycle:
             state, call, processor, index, int(getattr(request, "priority", 0) or 0)
         )
         self._open[ident] = found
-        if call.received is None:
+        begins = call.received is None
+        if begins:
             self._begin(call, found.arrival)
-            if self.announcing:
-                # As estimated_phases says of a request that the scheduler has not seen yet.
-                busy = self._waiting.total > 0 or len(self._open) > 1
-                self._opened.append(listed(found, Phase.QUEUED if busy else Phase.PREFILL))
+        if call.http is not None and call.by_http and streaming_of(state):
+            call.http.watch(state)
+        if begins and self.announcing:
+            # As estimated_phases says of a request that the scheduler has not seen yet.
+            busy = self._waiting.total > 0 or len(self._open) > 1
+            self._opened.append(listed(found, Phase.QUEUED if busy else Phase.PREFILL))
 
     def finished(self, state: Any, finish_reason: Any, iteration_stats: Any) -> None:
         """``_update_stats_from_finished`` has returned."""
@@ -181,10 +190,7 @@ class Lifecycle:
             waiting = scheduler_stats.num_waiting_reqs
             waiting += getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
             self._waiting.heard(rank, waiting, self._clock())
-        if self._ranks > 1 and iteration_stats is not None:
-            for message in getattr(iteration_stats, PENDING_ATTRIBUTE, ()):
-                message["rank"] = rank
-                self._emit(message)
+        self.delivery.stepped(rank, iteration_stats)
 
     def snapshot(self) -> tuple[list[dict[str, Any]], int]:
         """HTTP requests in flight, MAX_LISTED at most, and how many there are. Any thread."""
@@ -212,10 +218,10 @@ class Lifecycle:
         it did not wait since then: its start is the engine's.
         """
         call.received = arrival
-        start = call.http = self._start()
-        if start is not None and start.received is not None and not start.spent:
-            if 0.0 <= arrival - start.received <= MAX_BEFORE_ARRIVAL_SECONDS:
-                call.received, call.by_http = start.received, True
+        exchange = call.http = self._exchange()
+        if exchange is not None and exchange.received is not None and not exchange.spent:
+            if 0.0 <= arrival - exchange.received <= MAX_BEFORE_ARRIVAL_SECONDS:
+                call.received, call.by_http = exchange.received, True
                 self.http_starts += 1
                 return
             self.odd_starts += 1
@@ -282,14 +288,7 @@ class Lifecycle:
             call.http.spent = True
         message = merged(call.parts, call.ident, rank=self._rank, estimated=call.estimated)
         message.update(http_of(call))
-        if self._ranks > 1 and iteration_stats is not None:
-            pending = getattr(iteration_stats, PENDING_ATTRIBUTE, None)
-            if pending is None:
-                pending = []
-                setattr(iteration_stats, PENDING_ATTRIBUTE, pending)
-            pending.append(message)
-        else:
-            self._emit(message)
+        self.delivery.ended(message, call, iteration_stats)
 
     def _sweep(self) -> None:
         """Forget what vLLM itself no longer has (engine's thread only, so nothing is mid-way)."""

@@ -7,7 +7,7 @@ Names of what only some set-ups have (KV connectors, offloading) are from 0.32.0
 
 from __future__ import annotations
 
-from servoscope.exporters.table import Kind, Line, Ranks, Table
+from servoscope.exporters.table import RAY_LABELS, Kind, Line, Ranks, Table
 
 __all__ = ["TABLE"]
 
@@ -130,12 +130,6 @@ CORE = (
     "reported_queue_seconds",
     "reported_e2e_seconds",
 )
-
-#: Put on every metric by Ray: which worker, on which node, for which replica.
-RAY_LABELS = frozenset({
-    "Application", "Component", "Deployment", "JobId", "NodeAddress", "NodeId", "ReplicaId",
-    "SessionName", "Version", "WorkerId", "application", "deployment", "replica",
-})  # fmt: skip
 
 TABLE = Table(
     engine="vllm",

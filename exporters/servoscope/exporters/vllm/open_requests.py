@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from servoscope.exporters.records import Phase
-from servoscope.exporters.vllm.http_start import HttpStart
+from servoscope.exporters.vllm.http_exchange import HttpExchange
 from servoscope.exporters.vllm.request_parts import Part, lora_of
 
 __all__ = ["Call", "OpenRequest", "Waiting", "estimated_phases", "http_of", "listed"]
@@ -29,7 +29,7 @@ class Call:
     ident: str
     received: float | None = None
     by_http: bool = False
-    http: HttpStart | None = None
+    http: HttpExchange | None = None
     indices: set[int] = field(default_factory=set)
     open: int = 0
     parts: list[Part] = field(default_factory=list)
@@ -104,10 +104,10 @@ def estimated_phases(
 def http_of(call: Call) -> dict[str, Any]:
     """What the HTTP request itself said; the path it came to is truer than a guess by its id."""
     said: dict[str, Any] = {"received_by": "http" if call.by_http else "engine"}
-    if (start := call.http) is not None:
-        said |= {"request_type_hint": start.hint, "tenant": start.tenant}
-        if start.endpoint is not None:
-            said["endpoint"] = start.endpoint
+    if (exchange := call.http) is not None:
+        said |= {"request_type_hint": exchange.hint, "tenant": exchange.tenant}
+        if exchange.endpoint is not None:
+            said["endpoint"] = exchange.endpoint
     return said
 
 

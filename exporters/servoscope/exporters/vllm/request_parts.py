@@ -1,10 +1,12 @@
 """From vLLM's request states to one message a HTTP request. Pure; no prompt or answer text.
 
 Definitions (vLLM 0.12 to 0.33; same clocks as vLLM's own histograms)
-- received: wall clock of the API server when it had the HTTP request in full (http_start); where
-  that is not known, ``arrival_time``, when it began to render the prompt (before tokenisation).
+- received: wall clock of the API server when it had the HTTP request in full (http_exchange);
+  where that is not known, ``arrival_time``, when it began to render the prompt (before
+  tokenisation).
 - time to first token: received to the API server handling the first output (arrival_time +
-  first_token_latency).
+  first_token_latency); of a streamed answer to the send of its first chunk, where that is known
+  (``delivery.first_token_at``).
 - queue, prefill, decode: engine core's monotonic clock: QUEUED to first SCHEDULED, to first token,
   to last token. Tokenisation and the way between the processes are in TTFT, not in the queue.
 - time per output token: decode / (output tokens - 1), None below two output tokens.
@@ -33,6 +35,7 @@ __all__ = [
     "outcome_of_finish",
     "part_of",
     "response_id",
+    "streaming_of",
 ]
 
 MAX_GAPS = 512  # kept gaps between tokens of one request; the largest is kept whatever happens
@@ -255,6 +258,7 @@ def merged(
         "prompts": len(prompts),
         "received_unix_seconds": received,
         "first_token_unix_seconds": first,
+        "ttft_by": "engine",
         "finished_unix_seconds": finished,
         "time_to_first_token_seconds": None if first is None else first - received,
         "time_per_output_token_seconds": decoded / after_first if after_first else None,

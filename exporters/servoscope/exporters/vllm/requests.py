@@ -17,11 +17,11 @@ from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.vllm.hello import (
     Hello,
     ProtocolError,
+    clock_of,
     count_of,
     flag_of,
     hello_from_message,
     number_of,
-    received_by_of,
     text_of,
 )
 from servoscope.exporters.vllm.lines import LineDecoder, encode_line
@@ -108,7 +108,8 @@ class StatsClient:
     engine had to drop), ``refused_total`` (records that made no sense), ``garbage_total`` (lines
     that were no message), ``in_flight`` (HTTP requests open in the engine: request_id, phase,
     prompt_tokens, received_unix_seconds, model_name, request_type_hint), ``in_flight_total`` (the
-    list is capped) and ``received_by`` (whose clock starts a request, ``http`` or ``engine``).
+    list is capped), ``received_by`` and ``ttft_by`` (whose clock starts a request, and whose
+    ends TTFT of a streamed answer: ``http`` or ``engine``).
     What was in flight stays readable when the engine is gone.
     """
 
@@ -120,6 +121,7 @@ class StatsClient:
         self.refused_total = 0
         self.duplicates_total = 0
         self.received_by = "engine"
+        self.ttft_by = "engine"
         self.last_refusal = ""
         self._open: dict[str, dict[str, Any]] = {}
         self._unlisted = 0  # open, and beyond the list's cap
@@ -161,6 +163,7 @@ class StatsClient:
             first = await asyncio.wait_for(self._first(reader), HELLO_SECONDS)
             self.hello = hello_from_message(first[0])
             self.received_by = self.hello.received_by
+            self.ttft_by = self.hello.ttft_by
             if on_hello is not None:
                 on_hello(self.hello)
             if self.hello.off:
@@ -222,7 +225,7 @@ class StatsClient:
                     raise ProtocolError(f"the plug-in refused: {text_of(message.get('why'))}")
                 elif kind in ("subscribed", "status"):
                     self.dropped_total = count_of(message.get("dropped")) or self.dropped_total
-                    self.received_by = received_by_of(message) or self.received_by
+                    self._hear_clocks(message)
         finally:
             if handed:
                 writer.write(encode_line({"op": "ack", "seq": handed}))
@@ -253,10 +256,14 @@ class StatsClient:
         found = message.get("requests")
         if not isinstance(found, list):
             return
-        self.received_by = received_by_of(message) or self.received_by
+        self._hear_clocks(message)
         self._open.clear()
         self._add(found)
         self._unlisted = max(0, (count_of(message.get("total")) or 0) - len(self._open))
+
+    def _hear_clocks(self, message: dict[str, Any]) -> None:
+        self.received_by = clock_of(message, "received_by") or self.received_by
+        self.ttft_by = clock_of(message, "ttft_by") or self.ttft_by
 
     def _add(self, found: object) -> None:
         """What has come since the last list."""

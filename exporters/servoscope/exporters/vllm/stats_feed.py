@@ -12,6 +12,7 @@ refused, and a subscriber that does not acknowledge for STALL_SECONDS is dropped
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from typing import Any
 
 from servoscope.exporters.vllm import facts
 from servoscope.exporters.vllm.hooks import Hooks, install
-from servoscope.exporters.vllm.http_start import watch_http
+from servoscope.exporters.vllm.http_exchange import watch_http
 from servoscope.exporters.vllm.lifecycle import Lifecycle
 from servoscope.exporters.vllm.line_server import Connection, LineServer
 from servoscope.exporters.vllm.sockets import remove_stale
@@ -80,6 +81,7 @@ class StatsHandler:
                     "requests": requests,
                     "total": total,
                     "received_by": self._life.received_by,
+                    "ttft_by": self._life.ttft_by,
                 }
             )
         elif op == "status":
@@ -151,6 +153,9 @@ class StatsHandler:
             "http_starts": self._life.http_starts,
             "engine_starts": self._life.engine_starts,
             "odd_starts": self._life.odd_starts,
+            "ttft_by": self._life.ttft_by,
+            "http_firsts": self._life.delivery.http_firsts,
+            "engine_firsts": self._life.delivery.engine_firsts,
             "faults": self._hooks.faults,
             "off": self._hooks.off,
             "bypass": self._hooks.bypass,
@@ -193,15 +198,19 @@ class StatsFeed:
         )
         said["off"] = self.hooks.off
         said["received_by"] = self.life.received_by
+        said["ttft_by"] = self.life.ttft_by
         return said
 
     def watch_http(self) -> None:
-        """Learn from the HTTP server when it received a request, if one is loaded here."""
+        """Learn from the HTTP server when it received and answered, if one is loaded here."""
         self.life.http_watched = watch_http(self.hooks)
 
     def stepped(self, rank: int, scheduler_stats: Any, iteration_stats: Any) -> None:
         """From StatLogger.record; never raises."""
         self.hooks.run(self.life.stepped, rank, scheduler_stats, iteration_stats)
+        if self.hooks.off or self.hooks.bypass:  # what had ended before still waits for its rank
+            with contextlib.suppress(Exception):
+                self.life.delivery.stepped(rank, iteration_stats)
 
 
 def observe(

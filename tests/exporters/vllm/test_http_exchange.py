@@ -6,7 +6,6 @@ import asyncio
 import gc
 import inspect
 import json
-from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from types import ModuleType
 from typing import Any
@@ -16,89 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters.vllm import fakes
+from exporters.vllm.web import DISCONNECT, Web, body, nothing, post, read
 from servoscope.exporters.vllm.hello import Hello
-from servoscope.exporters.vllm.hooks import MAX_FAULTS, Hooks, install
-from servoscope.exporters.vllm.http_start import MAX_TEXT, HttpStart, current_start, watch_http
+from servoscope.exporters.vllm.hooks import MAX_FAULTS, Hooks
+from servoscope.exporters.vllm.http_exchange import (
+    MAX_TEXT,
+    HttpExchange,
+    current_exchange,
+    watch_http,
+)
 from servoscope.exporters.vllm.lifecycle import MAX_BEFORE_ARRIVAL_SECONDS, Lifecycle
 from servoscope.exporters.vllm.requests import record_from_message
 
 CANARY = "canary-prompt-text"
-Handler = Callable[[Any, Any, Any], Awaitable[None]]
 HELLO = Hello(protocol=1, version="0", engine="vllm", engine_version="0", boot_id="b", pid=1)
-
-
-class Web:
-    """An application class, its server's messages, and an engine behind it."""
-
-    def __init__(self, *, module: str = "fastapi", name: str = "FastAPI") -> None:
-        self.clock = fakes.Clock(100.0)
-        self.hooks = Hooks()
-        self.messages: list[dict[str, Any]] = []
-        self.life = Lifecycle(self.messages.append, clock=self.clock)
-        processor, self.stats_class, self.llm_class = fakes.fresh_classes()
-        install(self.hooks, self.life, processor, self.stats_class, self.llm_class)
-        self.processor = processor()
-        self.got: list[Any] = []
-        web = self
-
-        class Application:
-            handler: Handler
-
-            async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-                web.got.append((scope, receive, send))
-                await self.handler(scope, receive, send)
-
-        self.application = Application
-        self.modules = {module: ModuleType(module)}
-        setattr(self.modules[module], name, Application)
-        self.life.http_watched = watch_http(self.hooks, self.modules, self.clock)
-
-    def app(self, handler: Handler) -> Any:
-        made = self.application()
-        made.handler = handler
-        return made
-
-    def server(self, *messages: dict[str, Any], step: float = 1.0) -> Callable[[], Awaitable[Any]]:
-        """``receive`` of a server: each message comes ``step`` seconds after the one before."""
-        left = list(messages)
-
-        async def receive() -> Any:
-            await asyncio.sleep(0)
-            self.clock.now += step
-            return left.pop(0)
-
-        return receive
-
-    def register(self, ident: str, external: str, arrival: float | None = None) -> None:
-        at = self.clock.now if arrival is None else arrival
-        self.processor.add_request(fakes.EngineCoreRequest(ident, external, at))
-
-    def finish(self, ident: str) -> None:
-        """First token 2 s after now, last one 3 s."""
-        for number, finish in ((2.0, None), (3.0, fakes.FinishReason.STOP)):
-            stats = self.stats_class(self.clock.now + number)
-            events = None if finish else (9.0, 9.5)
-            self.processor.process(ident, 1, 10.0 + number, stats, events=events, finish=finish)
-
-
-def body(data: bytes = b"", *, more: bool = False) -> dict[str, Any]:
-    return {"type": "http.request", "body": data, "more_body": more}
-
-
-DISCONNECT = {"type": "http.disconnect"}
-
-
-def post(*headers: tuple[bytes, bytes], path: str = "/v1/completions", **more: Any) -> Any:
-    return {"type": "http", "method": "POST", "path": path, "headers": list(headers), **more}
-
-
-async def read(receive: Any) -> None:
-    while (await receive()).get("more_body"):
-        pass
-
-
-async def nothing(_message: Any) -> None:
-    pass
 
 
 async def test_a_request_starts_at_the_last_message_of_its_body() -> None:
@@ -127,7 +57,7 @@ async def test_a_request_starts_at_the_last_message_of_its_body() -> None:
     assert record.endpoint == "/v1/completions"
     assert "secret" not in repr(web.messages)
     assert web.hooks.faults == 0
-    assert current_start() is None
+    assert current_exchange() is None
 
 
 async def test_child_tasks_see_it_and_prompts_of_a_list_have_one_start() -> None:
@@ -153,12 +83,13 @@ async def test_child_tasks_see_it_and_prompts_of_a_list_have_one_start() -> None
 async def test_a_later_turn_of_the_same_post_was_not_received_again() -> None:
     web = Web()
 
-    async def handler(_scope: Any, receive: Any, _send: Any) -> None:
+    async def handler(_scope: Any, receive: Any, send: Any) -> None:
         await read(receive)
         for turn in range(2):
             web.clock.now += 10.0
             web.register(f"i{turn}", f"resp_x_{turn}")
             web.finish(f"i{turn}")
+            await send({"type": "http.response.body"})
 
     await web.app(handler)(post((b"x-request-type", b"agent")), web.server(body()), nothing)
     assert [m["received_unix_seconds"] for m in web.messages] == [101.0, 121.0]
@@ -193,12 +124,12 @@ async def test_two_posts_at_once_do_not_mix() -> None:
 
 async def test_a_client_that_leaves_before_its_body_ended() -> None:
     web = Web()
-    seen: list[HttpStart | None] = []
+    seen: list[HttpExchange | None] = []
 
     async def handler(_scope: Any, receive: Any, _send: Any) -> None:
         await read(receive)
         assert await receive() == DISCONNECT
-        seen.append(current_start())
+        seen.append(current_exchange())
         web.register("i", "chatcmpl-i", 200.0)
         web.finish("i")
 
@@ -217,7 +148,7 @@ async def test_what_comes_after_the_body_changes_nothing() -> None:
         await read(receive)
         await receive()  # listens for a disconnect, and some servers send an empty body again
         await receive()
-        start = current_start()
+        start = current_exchange()
         assert start is not None
         assert start.received == 101.0
 
@@ -235,7 +166,7 @@ async def test_an_error_of_the_application_gets_out_as_it_is(error: BaseExceptio
     with pytest.raises(type(error)) as caught:
         await web.app(handler)(post(), web.server(body()), nothing)
     assert caught.value is error
-    assert current_start() is None
+    assert current_exchange() is None
     assert web.hooks.faults == 0
 
 
@@ -285,16 +216,16 @@ async def test_a_start_that_leaked_with_the_connection_is_not_used() -> None:
         leaked.append(copy_context())
 
     async def second(_scope: Any, _receive: Any, _send: Any) -> None:
-        assert current_start() is None
+        assert current_exchange() is None
 
     await web.app(first)(post(), web.server(body()), nothing)
-    assert leaked[0].run(current_start) is not None
+    assert leaked[0].run(current_exchange) is not None
     scope = {"type": "websocket", "path": "/", "headers": []}
     loop = asyncio.get_running_loop()
     await loop.create_task(web.app(second)(scope, None, nothing), context=leaked[0])
 
 
-async def test_a_post_passes_scope_and_send_untouched_and_sends_nothing() -> None:
+async def test_a_post_passes_scope_and_messages_untouched_and_sends_nothing() -> None:
     web = Web()
     sent: list[Any] = []
 
@@ -304,15 +235,16 @@ async def test_a_post_passes_scope_and_send_untouched_and_sends_nothing() -> Non
     async def handler(_scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
         assert message is only  # the server's own object: nothing is copied
-        await send({"type": "http.response.start"})
+        await send(answer)
 
+    answer = {"type": "http.response.start"}
     only = body(CANARY.encode())
     scope = post()
     await web.app(handler)(scope, web.server(only), send)
     assert web.got[0][0] is scope
-    assert web.got[0][2] is send
     assert scope == post()
-    assert sent == [{"type": "http.response.start"}]
+    assert sent == [answer]
+    assert sent[0] is answer
 
 
 async def test_a_start_that_makes_no_sense_is_not_believed() -> None:
@@ -354,10 +286,10 @@ def test_hostile_headers_and_paths_are_bounded_and_printable(
     value: bytes, path: str, root: str
 ) -> None:
     web = Web()
-    seen: list[HttpStart | None] = []
+    seen: list[HttpExchange | None] = []
 
     async def handler(_scope: Any, _receive: Any, _send: Any) -> None:
-        seen.append(current_start())
+        seen.append(current_exchange())
 
     scope = post((b"x-tenant", value), (b"x-tenant", b"second"), path=root + path, root_path=root)
     asyncio.run(web.app(handler)(scope, web.server(), nothing))
@@ -382,10 +314,10 @@ async def test_prompt_text_is_never_kept() -> None:
 
     await web.app(handler)(post(), web.server(body(CANARY.encode())), nothing)
     web.got.clear()
-    kept = [o for o in gc.get_objects() if isinstance(o, HttpStart)]
+    kept = [o for o in gc.get_objects() if isinstance(o, HttpExchange)]
     assert kept
     for start in kept:
-        assert CANARY not in repr([getattr(start, name) for name in HttpStart.__slots__])
+        assert CANARY not in repr([getattr(start, name) for name in HttpExchange.__slots__])
     assert CANARY not in repr(web.life.snapshot())
 
 
@@ -428,7 +360,7 @@ async def test_bypass_passes_through() -> None:
     web.hooks.bypass = True
 
     async def handler(_scope: Any, _receive: Any, _send: Any) -> None:
-        assert current_start() is None
+        assert current_exchange() is None
 
     receive = web.server(body())
     await web.app(handler)(post(), receive, nothing)
