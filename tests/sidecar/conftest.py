@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
+from servoscope.sidecar.attach import processes
 
 NOW = 1_800_000_000.0
 
@@ -37,8 +40,12 @@ class FakeEngine:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        if ":" in host:  # as engines do: both families on one socket; asyncio would not
+            both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
+            self._server = await asyncio.start_server(self._serve, sock=both)
+        else:
+            self._server = await asyncio.start_server(self._serve, host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -134,8 +141,14 @@ class FakeEngine:
 
 
 @pytest_asyncio.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    """A running fake vLLM."""
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
+    """A running fake vLLM. Its process is this one: pytest's arguments are not an engine's."""
+    found = processes.server_processes
+
+    def with_plain_arguments(*args: Any) -> list[processes.ServerProcess]:
+        return [replace(p, argv=("vllm", "serve")) for p in found(*args)]
+
+    monkeypatch.setattr(processes, "server_processes", with_plain_arguments)
     fake = FakeEngine()
     await fake.start()
     yield fake

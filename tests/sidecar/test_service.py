@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engines.background import background
 from servoscope.alerts.spec import default_spec
 from servoscope.sidecar.api import inspection
 from servoscope.sidecar.attach.target import AttachError, attach
@@ -149,14 +150,7 @@ async def start(places: tuple[Path, Path]) -> AsyncIterator[Start]:
             said: list[str] = []
             target = await attach(url)
             sidecar = Sidecar(target, CONFIG, default_spec().objectives, session, say=said.append)
-            task = asyncio.create_task(sidecar.run())
-
-            async def end() -> None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-
-            stack.push_async_callback(end)
+            task = await stack.enter_async_context(background(sidecar.run()))
             running = Running(sidecar, session, said)
             async with asyncio.timeout(20):
                 while sidecar.port == 0 or sidecar.report.not_ready():

@@ -11,10 +11,13 @@ import re
 from dataclasses import dataclass, field, fields
 from urllib.parse import urlsplit
 
+from servoscope.exporters.hosts import wrong_host
+
 __all__ = ["ConfigError", "ControlConfig", "LabelsConfig", "SidecarConfig", "TypeRule"]
 
 REQUEST_TYPE = re.compile(r"[a-z0-9_.-]{1,64}")
 TAP_MODES = ("auto", "on", "off")
+_MAX_ALLOWED_HOSTS = 100
 _RANGES = ("prompt_tokens", "output_tokens", "max_output_tokens")
 
 
@@ -80,7 +83,7 @@ class TypeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelsConfig:
-    """Caps on label values that come from requests. What does not fit is ``other``."""
+    """What is believed of requests: caps on label values (the rest is ``other``), probes."""
 
     max_models: int = 50
     max_versions: int = 20
@@ -88,11 +91,13 @@ class LabelsConfig:
     max_tenants: int = 100
     max_slices: int = 400  # label sets of full histograms: about 300 lines of /metrics each
     max_slo_series: int = 5_000  # objective x slice x tenant: 4 lines of /metrics each
+    trust_probe_header: bool = False  # may `x-request-type: probe` take a request out of the SLIs?
 
     def validate(self) -> None:
         """Raises ConfigError for a cap outside 1..100,000."""
         for f in fields(self):
-            _number(getattr(self, f.name), f"labels.{f.name}", 1, 100_000)
+            if f.name.startswith("max_"):
+                _number(getattr(self, f.name), f"labels.{f.name}", 1, 100_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +125,10 @@ class SidecarConfig:
     port: int = 9790  # the first free one from here
     port_attempts: int = 100
     allow_remote: bool = False  # must be true to listen on anything but loopback
+    #: Names that clients may use for this sidecar besides every address, localhost and, beyond
+    #: loopback, this host's own name. Any other is refused: it could be a web page's that resolves
+    #: to us. "*" allows all.
+    allowed_hosts: tuple[str, ...] = ()
 
     engine: str | None = None  # None: find out
     model_version: str | None = None  # None: from argv, the engine or the model's files
@@ -154,6 +163,13 @@ class SidecarConfig:
         """Raises ConfigError at the first value that cannot be used."""
         _require(bool(self.listen), "sidecar.listen", "must not be empty")
         self._require_loopback("sidecar.listen", self.listen)
+        _require(
+            len(self.allowed_hosts) <= _MAX_ALLOWED_HOSTS,
+            "sidecar.allowed_hosts",
+            f"more than {_MAX_ALLOWED_HOSTS} names",
+        )
+        for i, name in enumerate(self.allowed_hosts):
+            _require((why := wrong_host(name)) is None, f"sidecar.allowed_hosts[{i}]", why or "")
         _number(self.port, "sidecar.port", 0, 65_535)
         _number(self.port_attempts, "sidecar.port_attempts", 1, 1_000)
         _number(self.scrape_interval_seconds, "sidecar.scrape_interval_seconds", 0.05, 3_600)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
 import signal
@@ -19,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from servoscope.exporters.hosts import known_hosts
 from servoscope.exporters.paths import run_dir, state_dir
 from servoscope.exporters.records import Source
 from servoscope.exporters.vllm.knobs import find_knob_sockets
 from servoscope.sidecar.api import server
 from servoscope.sidecar.api.control_api import ControlApi
+from servoscope.sidecar.api.guard import HostGuard
 from servoscope.sidecar.api.report import Report
 from servoscope.sidecar.attach import announce
-from servoscope.sidecar.attach.target import AttachError, Target, attach
+from servoscope.sidecar.attach.processes import engine_start
+from servoscope.sidecar.attach.target import Target, attach
 from servoscope.sidecar.attach.watch import EngineWatch
 from servoscope.sidecar.control import token
 from servoscope.sidecar.control.audit import AuditLog
@@ -102,8 +106,9 @@ class Sidecar:
             long_prompt_tokens=config.long_prompt_tokens,
             long_output_tokens=config.long_output_tokens,
             warmup_seconds=config.warmup_seconds,
+            trust_probe_header=config.labels.trust_probe_header,
+            engine_start=lambda: engine_start(self.target.processes, self.clock()),
         )
-        self.classifier.engine_start = target.start_unix_seconds
         self.pusher = _pusher(config, session, target.server)
         self.aggregate = Aggregate(self.registry, objectives, config.labels)
         self.pipeline = Pipeline(
@@ -157,7 +162,11 @@ class Sidecar:
             host_metrics=self.host_metrics,
             pusher=self.pusher,
             tap_asked=config.tap == "on",
-            clock=self.clock,
+            refused_hosts=lambda: self.guard.refused,
+            steady=time.monotonic,
+        )
+        self.guard = HostGuard(
+            known_hosts(config.listen, config.allowed_hosts, socket.gethostname())
         )
         self.port = 0
 
@@ -171,7 +180,9 @@ class Sidecar:
         insist(self.config, self.target)
         token_path = state_dir() / "token"
         api = ControlApi(self.control, token.load_token(token_path))
-        app = server.create_app(self.report.render, self._inspect, self.report.not_ready, api)
+        app = server.create_app(
+            self.report.render, self._inspect, self.report.not_ready, api, self.guard
+        )
         listener = server.bind(self.config.listen, self.config.port, self.config.port_attempts)
         self.port = listener.getsockname()[1]
         async with contextlib.AsyncExitStack() as stack:
@@ -288,16 +299,14 @@ class Sidecar:
             engine=self.config.engine or self.target.engine,
             model_version=self.config.model_version,
         )
-        if found.server != self.target.server:  # the same URL: never in practice
-            raise AttachError(f"{found.url} is another server now")
-        return found
+        # The same URL: our name for it stays, also if it listens on other addresses now.
+        return dataclasses.replace(found, server=self.target.server)
 
     async def _restarted(self, target: Target) -> None:
         identity = _identity(target)
         if identity != self.pipeline.identity:
             self.engine_metrics.forget_identity()
         self.pipeline.identity = self.engine_metrics.identity = identity
-        self.classifier.engine_start = target.start_unix_seconds
         self.scrape.retarget(target)
         await self.control.engine_restarted()
 

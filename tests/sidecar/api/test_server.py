@@ -21,9 +21,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from servoscope.exporters.cpu import process_stat
+from servoscope.exporters.hosts import known_hosts
 from servoscope.exporters.records import Knob, KnobMode
 from servoscope.sidecar.api import control_api, server
 from servoscope.sidecar.api.control_api import ControlApi
+from servoscope.sidecar.api.guard import HostGuard
 from servoscope.sidecar.control.knobs import ControlError
 from servoscope.sidecar.publish.families import Registry
 
@@ -64,6 +66,7 @@ class Served:
         self.registry.family("build_info").set(("1",), 1)
         self.control = FakeControl()
         self.not_ready: str | None = "looking"
+        self.guard = HostGuard(known_hosts("127.0.0.1", ["metrics.example"], "box.example"))
         self.url = ""
 
     async def get(self, path: str, **kw: Any) -> tuple[int, str, Any]:
@@ -91,6 +94,7 @@ async def served() -> AsyncIterator[Served]:
         inspect,
         lambda: made.not_ready,
         api,
+        made.guard,
     )
     listener = server.bind("127.0.0.1", 0, 1)
     made.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -189,7 +193,7 @@ async def test_a_body_that_never_ends_is_given_up(
     monkeypatch.setattr(control_api, "_BODY_SECONDS", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
     writer.write(
-        b"POST /api/v1/knobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+        b"POST /api/v1/knobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
         b"Content-Length: 100\r\n\r\n{"
     )
     async with asyncio.timeout(10):
@@ -200,11 +204,46 @@ async def test_a_body_that_never_ends_is_given_up(
 async def test_an_authorization_that_is_no_text_is_a_401(served: Served) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
     writer.write(
-        b"POST /api/v1/knobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n"
+        b"POST /api/v1/knobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\xfe\r\n"
         b"Content-Length: 0\r\n\r\n"
     )
     async with asyncio.timeout(10):
         assert (await reader.readline()).split()[1] == b"401"
+    writer.close()
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz", "/api/v1/inspect", "/nothing"])
+async def test_a_page_whose_name_leads_to_us_reads_nothing(served: Served, path: str) -> None:
+    served.not_ready = None
+    port = served.url.rsplit(":", 1)[1]
+    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", ""):
+        status, text, _ = await served.get(path, headers={"Host": host})
+        assert status == 421
+        assert "sidecar.allowed_hosts" in json.loads(text)["error"]
+    assert served.guard.refused == 4
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", f"10.1.2.3:{port}",
+                 f"metrics.example:{port}", "METRICS.example"):  # fmt: skip
+        assert (await served.get(path, headers={"Host": host}))[0] == (
+            404 if path == "/nothing" else 200
+        )
+    assert served.guard.refused == 4
+
+
+async def test_nor_does_it_turn_a_knob_even_with_the_token(served: Served) -> None:
+    headers = {"Authorization": "Bearer secret", "Host": "evil.example"}
+    async with aiohttp.ClientSession() as session:
+        for path in ("/api/v1/knobs", "/api/v1/knobs/release"):
+            async with session.post(served.url + path, json={}, headers=headers) as answer:
+                assert answer.status == 421
+    assert served.control.asked == []
+
+
+@pytest.mark.parametrize("lines", ["", "Host: localhost\r\nHost: evil.example\r\n"])
+async def test_no_host_and_two_hosts_are_refused(served: Served, lines: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    writer.write(f"GET /metrics HTTP/1.1\r\n{lines}\r\n".encode())
+    async with asyncio.timeout(10):
+        assert (await reader.readline()).split()[1] in (b"421", b"400")
     writer.close()
 
 

@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import psutil
 import pytest
 
 from servoscope.sidecar.attach.processes import (
+    engine_start,
     is_local,
     listeners,
     process_environment,
@@ -94,3 +96,16 @@ def test_local_addresses() -> None:
     assert is_local("127.8.8.8")
     assert is_local("localhost")
     assert not is_local("203.0.113.9")
+
+
+@pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
+def test_the_start_of_an_engine_moves_with_the_wall_clock(jump: float) -> None:
+    """So its age, by which the warm-up goes, is the same on either side of a step."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = server_processes("vllm", server.getsockname()[1])
+    now = psutil.Process().create_time() + 1_000.0 + jump
+    start = engine_start(found, now)
+    age = now - (start or 0.0)
+    true_age = time.clock_gettime(time.CLOCK_BOOTTIME) - found[0].start_seconds
+    assert 0.0 < age <= true_age < age + 60.0  # read one after the other
+    assert engine_start([], now) is None

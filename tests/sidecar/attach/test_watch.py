@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
+from engines.background import background
 from servoscope.sidecar.attach.processes import ServerProcess
 from servoscope.sidecar.attach.target import AttachError, Target
 from servoscope.sidecar.attach.watch import EngineWatch
@@ -45,14 +45,11 @@ class Bench:
         self.runs = True
 
     async def run_until(self, done: Callable[[], bool]) -> None:
-        task = asyncio.create_task(self.watch.run())
-        async with asyncio.timeout(5):
-            while not done():  # noqa: ASYNC110 - whatever the test waits for
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0.02)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        async with background(self.watch.run()):
+            async with asyncio.timeout(5):
+                while not done():  # noqa: ASYNC110 - whatever the test waits for
+                    await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
 
 
 async def test_a_restart_is_counted_once() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engines.background import background
 from servoscope.exporters.records import KnobMode
 from servoscope.exporters.vllm.knobs import KnobRefused, KnobState, RankKnob
 from servoscope.sidecar.config import ControlConfig
@@ -84,14 +84,14 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.ranks = FakeRanks()
-        self.now = 5.0
+        self.now = self.steady = 5.0
         self.sockets = [directory / "knobs-1-dp0.sock"]
         self.connects = 0
         self.audit_path = directory / "audit.jsonl"
         self.audit = AuditLog(self.audit_path, 1_000_000)
         self.control = KnobControl(
             ControlConfig(renew_seconds=0.1), self.audit, "h:1", lambda: self.sockets,
-            clock=lambda: self.now, connect=self._connect,
+            clock=lambda: self.now, steady=lambda: self.steady, connect=self._connect,
         )  # fmt: skip
 
     async def _connect(self, _paths: Sequence[Path]) -> FakeRanks:
@@ -180,21 +180,18 @@ async def test_without_knobs_it_says_what_to_do(bench: Bench) -> None:
 
 
 async def test_the_lease_is_renewed_while_it_is_held_and_not_before(bench: Bench) -> None:
-    task = asyncio.create_task(bench.control.run())
-    await asyncio.sleep(0.25)
-    assert "renew" not in bench.ranks.calls
-    await bench.control.set({"chunk_tokens": 256}, "a")
-    await until(lambda: bench.ranks.calls.count("renew") >= 2)
-    bench.ranks.fail["renew"] = ConnectionResetError("gone")
-    await until(lambda: bench.connects >= 3)  # it comes back, and takes its own lease over
-    assert bench.control.held
-    bench.ranks.fail = {"renew": KnobRefused("no lease: it ran out"), "lease": KnobRefused("x")}
-    await until(lambda: not bench.control.held)
-    assert bench.lines()[-1]["action"] == "lease lost"
-    assert bench.control.results["all", "reverted"] == 1
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with background(bench.control.run()):
+        await asyncio.sleep(0.25)
+        assert "renew" not in bench.ranks.calls
+        await bench.control.set({"chunk_tokens": 256}, "a")
+        await until(lambda: bench.ranks.calls.count("renew") >= 2)
+        bench.ranks.fail["renew"] = ConnectionResetError("gone")
+        await until(lambda: bench.connects >= 3)  # it comes back, and takes its own lease over
+        assert bench.control.held
+        bench.ranks.fail = {"renew": KnobRefused("no lease: it ran out"), "lease": KnobRefused("x")}
+        await until(lambda: not bench.control.held)
+        assert bench.lines()[-1]["action"] == "lease lost"
+        assert bench.control.results["all", "reverted"] == 1
 
 
 async def test_a_lease_that_could_not_be_renewed_in_time_is_lost(bench: Bench) -> None:
@@ -202,10 +199,23 @@ async def test_a_lease_that_could_not_be_renewed_in_time_is_lost(bench: Bench) -
     bench.ranks.fail["renew"] = ConnectionRefusedError("gone")
     await bench.control._renew()
     assert bench.control.held  # the engine still has it
-    bench.now += 31.0
+    bench.steady += 31.0
     await bench.control._renew()
     assert not bench.control.held
     assert bench.lines()[-1]["action"] == "lease lost"
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_a_step_of_the_wall_clock_drops_no_lease(bench: Bench, jump: float) -> None:
+    await bench.control.set({"chunk_tokens": 256}, "a")
+    bench.ranks.fail["renew"] = ConnectionRefusedError("gone")
+    bench.now += jump
+    bench.steady += 29.0
+    await bench.control._renew()
+    assert bench.control.held
+    bench.steady += 2.0
+    await bench.control._renew()
+    assert not bench.control.held
 
 
 async def test_release_and_the_end_give_the_knobs_back(bench: Bench) -> None:

@@ -90,21 +90,44 @@ def test_health_checks_are_probes(make_record: Make) -> None:
     assert Classifier().classify(record) == "probe"
 
 
+@pytest.mark.parametrize("hint", ["probe", " Probe ", "_probe/", "PROBE"])
+def test_a_client_cannot_leave_the_slis_by_a_header(make_record: Make, hint: str) -> None:
+    record = make_record(request_type_hint=hint, prompt_tokens=10, output_tokens=10)
+    assert Classifier().classify(record) == "chat"
+    assert Classifier().claims_probe(record)
+    ruled = Classifier([TypeRule(request_type="ruled")])
+    assert ruled.classify(record) == "ruled"
+    believed = Classifier(trust_probe_header=True)
+    assert believed.classify(record) == "probe"
+    assert not believed.claims_probe(record)
+
+
+def test_a_rule_of_the_operator_may_say_probe(make_record: Make) -> None:
+    classifier = Classifier([TypeRule(request_type="probe", tenant="monitoring")])
+    record = make_record(request_type_hint="probe", tenant="monitoring")
+    assert classifier.classify(record) == "probe"
+
+
+def test_only_a_header_that_says_probe_is_a_claim(make_record: Make) -> None:
+    for hint in (None, "", "chat", "probes", "///"):
+        assert not Classifier().claims_probe(make_record(request_type_hint=hint))
+
+
 def test_the_first_minute_of_an_engine_is_probe_and_no_more(make_record: Make) -> None:
-    classifier = Classifier()
+    start: list[float | None] = [None]
+    classifier = Classifier(engine_start=lambda: start[0])
     record = make_record(request_type_hint="chat", received_unix_seconds=1_000.0)
     assert classifier.classify(record) == "chat"  # nobody knows when it started
-    classifier.engine_start = 950.0
+    start[0] = 950.0
     assert classifier.classify(record) == "probe"
-    classifier.engine_start = 940.0
+    start[0] = 940.0
     assert classifier.classify(record) == "chat"  # sixty seconds old: warm
-    classifier.engine_start = 1_001.0
+    start[0] = 1_001.0
     assert classifier.classify(record) == "chat"  # a request before the start is of another life
 
 
 def test_warm_up_can_be_off(make_record: Make) -> None:
-    classifier = Classifier(warmup_seconds=0.0)
-    classifier.engine_start = 999.5
+    classifier = Classifier(warmup_seconds=0.0, engine_start=lambda: 999.5)
     assert classifier.classify(make_record(received_unix_seconds=1_000.0)) == "chat"
 
 

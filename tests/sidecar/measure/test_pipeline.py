@@ -88,3 +88,13 @@ def test_no_value_whatever_raises_into_the_source(
     assert pipeline.taken == 1
     assert pipeline.failed == {}
     assert sum(registry.family("requests_total").values().values()) == 1
+
+
+def test_a_probe_by_header_counts_in_the_slis_and_is_told(make_record: Make) -> None:
+    registry, pipeline = piped()
+    pipeline.take(make_record(request_type_hint="probe"))
+    pipeline.take(make_record(request_type_hint="chat"))
+    assert pipeline.probe_claims == 1
+    assert "probe" not in registry.render()
+    totals = registry.family("slo_total").values()
+    assert sum(n for labels, n in totals.items() if "errors" in labels) == 2

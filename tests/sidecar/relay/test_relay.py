@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from engines.background import background
 from servoscope.exporters.records import Outcome, RequestRecord, SourceState
 from servoscope.sidecar.relay.source import RelaySource
 from servoscope.sidecar.relay.watch import Watch
@@ -26,14 +27,10 @@ async def relayed(
     """A relay in front of ``upstream_port`` and the records it made."""
     relay = RelaySource("127.0.0.1", 0, "127.0.0.1", upstream_port, **options)
     records: list[RequestRecord] = []
-    task = asyncio.create_task(relay.run(records.append))
-    await asyncio.wait_for(relay.listening.wait(), 5)
-    try:
+    async with background(relay.run(records.append)):
+        await asyncio.wait_for(relay.listening.wait(), 5)
         yield relay, records
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert relay._links == set()
+    assert relay._links == set()
 
 
 async def connect(relay: RelaySource) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -86,7 +83,7 @@ async def test_streams_byte_for_byte_and_measures() -> None:
             assert record.time_per_output_token_seconds >= 0.005
             assert record.refuse_impossible(time.time()) == []
         assert not relay.drops()
-        assert relay.status(time.time()).state is SourceState.OK
+        assert relay.status(time.monotonic()).state is SourceState.OK
 
 
 async def test_every_client_has_its_own_upstream_connection() -> None:
@@ -189,15 +186,18 @@ async def test_back_pressure_bounds_what_is_held(slow_side: str) -> None:
                 pass
         writer.close()
 
-    async with serving(upstream) as port, relayed(port) as (relay, _):
+    async with (
+        serving(upstream) as port,
+        relayed(port) as (relay, _),
+        contextlib.AsyncExitStack() as stack,
+    ):
         plain = socket.socket()
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
         plain.connect(("127.0.0.1", relay.port))
         plain.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=plain, limit=1024)
-        task = None
-        if slow_side == "upstream":
-            task = asyncio.create_task(push(writer))
+        pushing = push(writer) if slow_side == "upstream" else asyncio.sleep(0)
+        task = await stack.enter_async_context(background(pushing))
         seen = -1
         while seen != pushed:  # until nothing moves any more
             seen = pushed
@@ -211,7 +211,7 @@ async def test_back_pressure_bounds_what_is_held(slow_side: str) -> None:
         assert pushed < 640 * 65_536
         assert held < 1_000_000
         go_on.set()
-        if task is not None:
+        if slow_side == "upstream":
             await asyncio.wait_for(task, 20)
             writer.close()
         else:
@@ -239,7 +239,7 @@ async def test_refused_upstream_is_a_502_that_names_it() -> None:
             writer.close()
         await until(lambda: len(records) == 2)
         assert [(r.outcome, r.status_code) for r in records] == [(Outcome.ERROR, 502)] * 2
-        status = relay.status(time.time())
+        status = relay.status(time.monotonic())
         assert status.state is SourceState.FAILED
         assert f"127.0.0.1:{port}" in status.detail
         await until(lambda: not relay._links)
@@ -308,16 +308,14 @@ async def test_sink_that_raises_never_touches_the_traffic() -> None:
 
     async with fake_engine() as engine:
         relay = RelaySource("127.0.0.1", 0, "127.0.0.1", engine.port)
-        task = asyncio.create_task(relay.run(sink))
-        await asyncio.wait_for(relay.listening.wait(), 5)
-        reader, writer = await connect(relay)
-        for _ in range(2):
-            writer.write(ask())
-            assert (await asyncio.wait_for(read_answer(reader), 5)).endswith(b"0\r\n\r\n")
-        writer.close()
-        assert relay.drops() == {"measuring_failed": 1}
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with background(relay.run(sink)):
+            await asyncio.wait_for(relay.listening.wait(), 5)
+            reader, writer = await connect(relay)
+            for _ in range(2):
+                writer.write(ask())
+                assert (await asyncio.wait_for(read_answer(reader), 5)).endswith(b"0\r\n\r\n")
+            writer.close()
+            assert relay.drops() == {"measuring_failed": 1}
 
 
 async def test_an_upstream_that_came_back_is_no_fault_though_nobody_asks_for_it() -> None:
@@ -330,11 +328,11 @@ async def test_an_upstream_that_came_back_is_no_fault_though_nobody_asks_for_it(
         reader, writer = await connect(relay)
         writer.write(ask())
         assert b" 502 " in await asyncio.wait_for(reader.readline(), 5)
-        assert relay.status(time.time()).state is SourceState.FAILED
+        assert relay.status(time.monotonic()).state is SourceState.FAILED
         writer.close()
         server = await asyncio.start_server(closes, "127.0.0.1", port)
         async with server:
-            await until(lambda: relay.status(time.time()).state is not SourceState.FAILED)
+            await until(lambda: relay.status(time.monotonic()).state is not SourceState.FAILED)
         assert [r.outcome for r in records] == [Outcome.ERROR]
 
 
@@ -382,21 +380,19 @@ async def test_port_in_use_is_a_fault_in_the_status() -> None:
         port = taken.getsockname()[1]
         relay = RelaySource("127.0.0.1", port, "127.0.0.1", 1)
         assert relay.status(0).state is SourceState.FAILED
-        task = asyncio.create_task(relay.run(lambda _: None))
-        await until(lambda: "cannot listen" in relay.status(0).detail)
-        assert str(port) in relay.status(0).detail
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with background(relay.run(lambda _: None)):
+            await until(lambda: "cannot listen" in relay.status(0).detail)
+            assert str(port) in relay.status(0).detail
 
 
 async def test_status_before_and_without_traffic() -> None:
     async with fake_engine() as engine, relayed(engine.port) as (relay, _):
-        status = relay.status(time.time())
+        status = relay.status(time.monotonic())
         assert status.state is SourceState.IDLE
         assert str(relay.port) in status.detail
         assert status.blind_to
-    assert relay.status(time.time()).state is SourceState.FAILED
-    assert relay.status(time.time()).detail == "stopped"
+    assert relay.status(time.monotonic()).state is SourceState.FAILED
+    assert relay.status(time.monotonic()).detail == "stopped"
 
 
 def test_bad_limit_is_named() -> None:

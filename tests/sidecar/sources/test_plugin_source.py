@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engines.background import background
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, SourceState
 from servoscope.exporters.vllm.requests import StatsClient
 from servoscope.sidecar.sources.plugin import PluginSource
@@ -80,13 +80,15 @@ class Watched:
 
     def __init__(self, directory: Path) -> None:
         self.pids = [101]
+        self.now, self.steady = NOW, 10.0
         self.is_alive = True
         self.records: list[RequestRecord] = []
         self.connects = 0
         self.source = PluginSource(
             lambda: ([directory], self.pids),
             alive=lambda: self.is_alive,
-            clock=lambda: NOW,
+            clock=lambda: self.now,
+            steady=lambda: self.steady,
             poll_seconds=0.01,
             on_connect=self._connected,
         )
@@ -103,16 +105,13 @@ class Watched:
 @pytest.fixture
 async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     made = Watched(tmp_path)
-    task = asyncio.create_task(made.source.run(made.records.append))
-    yield made
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with background(made.source.run(made.records.append)):
+        yield made
 
 
 async def test_without_a_socket_it_is_off_and_says_what_to_do(watched: Watched) -> None:
     await watched.until(lambda: watched.source.settled)
-    status = watched.source.status(NOW)
+    status = watched.source.status(10.0)
     assert status.state is SourceState.OFF
     assert "pip install --no-deps PATH" in status.detail
     assert watched.source.missing() == status.detail
@@ -128,8 +127,10 @@ async def test_records_arrive_once_and_are_acknowledged(watched: Watched, tmp_pa
     await watched.until(lambda: plugin.acked == 2)
     assert [r.request_id for r in watched.records] == ["a", "b"]
     assert (watched.records[0].prompt_tokens, watched.records[0].model_name) == (7, "tiny")
-    assert watched.source.status(NOW).state is SourceState.OK
-    assert watched.source.status(NOW + 600).state is SourceState.IDLE
+    watched.now += 3600.0  # a step of the wall clock is no time that went by
+    assert watched.source.status(20.0).state is SourceState.OK
+    assert watched.source.status(20.0).last_success_unix_seconds == NOW
+    assert watched.source.status(610.0).state is SourceState.IDLE
     await plugin.stop()
 
 
@@ -224,7 +225,7 @@ async def test_what_it_is_blind_to_depends_on_whose_clock_it_is(
     plugin.hello["received_by"] = said
     await plugin.start()
     await watched.until(lambda: bool(plugin.writers))
-    blind = " ".join(watched.source.status(NOW).blind_to)
+    blind = " ".join(watched.source.status(10.0).blind_to)
     assert ("x-request-type" in blind) is headers_unseen
     assert f"when the {'HTTP server' if said == 'http' else 'engine'}" in blind
     await plugin.stop()
@@ -250,8 +251,8 @@ async def test_a_version_that_we_do_not_speak_is_a_failure_in_words(
 ) -> None:
     plugin = FakePlugin(tmp_path, 101, protocol=99)
     await plugin.start()
-    await watched.until(lambda: watched.source.status(NOW).state is SourceState.FAILED)
-    detail = watched.source.status(NOW).detail
+    await watched.until(lambda: watched.source.status(10.0).state is SourceState.FAILED)
+    detail = watched.source.status(10.0).detail
     assert "protocol" in detail
     assert str(plugin.path) in detail
     assert watched.source.missing() == detail
@@ -263,7 +264,7 @@ async def test_a_plug_in_that_is_off_is_not_used(watched: Watched, tmp_path: Pat
     plugin.hello["off"] = "unknown layout"
     await plugin.start()
     await watched.until(lambda: watched.source.settled)
-    await watched.until(lambda: watched.source.status(NOW).state is SourceState.FAILED)
+    await watched.until(lambda: watched.source.status(10.0).state is SourceState.FAILED)
     assert "unknown layout" in (watched.source.missing() or "")
     await plugin.stop()
 
@@ -282,8 +283,7 @@ async def test_a_fault_of_ours_in_one_socket_is_said_and_costs_no_other(tmp_path
     source = PluginSource(
         lambda: ([tmp_path], [1, 2]), alive=lambda: True, client=Faulty, poll_seconds=0.01
     )
-    task = asyncio.create_task(source.run(records.append))
-    try:
+    async with background(source.run(records.append)) as task:
         async with asyncio.timeout(10):
             while not plugins[1].writers:  # noqa: ASYNC110 - the other side's state
                 await asyncio.sleep(0.01)
@@ -296,12 +296,9 @@ async def test_a_fault_of_ours_in_one_socket_is_said_and_costs_no_other(tmp_path
         async with asyncio.timeout(10):
             while source.missing() is None:  # noqa: ASYNC110 - the other side's state
                 await asyncio.sleep(0.01)
-        assert source.status(NOW).state is SourceState.FAILED
-        assert "a fault of ours: OverflowError" in source.status(NOW).detail
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await plugins[0].stop()
+        assert source.status(10.0).state is SourceState.FAILED
+        assert "a fault of ours: OverflowError" in source.status(10.0).detail
+    await plugins[0].stop()
 
 
 async def test_a_socket_of_another_user_says_who_may_read_it(
@@ -314,8 +311,8 @@ async def test_a_socket_of_another_user_says_who_may_read_it(
 
     monkeypatch.setattr("servoscope.exporters.vllm.requests.StatsClient.run", refused)
     await plugin.start()
-    await watched.until(lambda: watched.source.status(NOW).state is SourceState.FAILED)
-    assert "SERVOSCOPE_SOCKET_GROUP" in watched.source.status(NOW).detail
+    await watched.until(lambda: watched.source.status(10.0).state is SourceState.FAILED)
+    assert "SERVOSCOPE_SOCKET_GROUP" in watched.source.status(10.0).detail
     await plugin.stop()
 
 

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from servoscope.exporters.records import EngineSample, Reading, Refused, SourceState
 from servoscope.sidecar.sources.scrape import Fetched, ScrapeState, fetch
 
+NOW = 1_800_000_000.0  # by the wall clock
+
 
 async def fetched(url: str, seconds: float = 5.0, max_bytes: int = 100_000) -> Fetched:
     async with aiohttp.ClientSession() as session:
@@ -92,28 +94,28 @@ def state(**changes: float) -> ScrapeState:
 
 def test_idle_and_ok_are_healthy_and_not_the_same() -> None:
     subject = state()
-    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0)
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0, at=NOW)
     assert subject.status(101.0).state is SourceState.IDLE
-    subject.read(Fetched("x", 0.01), GOOD, busy=True, now=105.0)
+    subject.read(Fetched("x", 0.01), GOOD, busy=True, now=105.0, at=NOW)
     assert subject.status(106.0).state is SourceState.OK
 
 
 def test_failed_is_not_idle_although_the_last_reading_is_fresh() -> None:
     subject = state()
-    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0)
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0, at=NOW)
     subject.failed(Fetched(None, 0.01, "http_500", "HTTP 500"), 101.0)
     status = subject.status(101.0)
     assert (status.state, status.detail) == (SourceState.FAILED, "HTTP 500")
-    assert status.last_success_unix_seconds == 100.0
+    assert status.last_success_unix_seconds == NOW
     assert subject.errors == {"http_500": 1}
     assert subject.up
 
 
 def test_stale_is_answers_without_a_good_reading_for_too_long() -> None:
     subject = state()
-    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0)
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=100.0, at=NOW)
     for now in (105.0, 110.0, 115.0, 120.0):
-        subject.read(Fetched("", 0.01), NOTHING, busy=False, now=now)
+        subject.read(Fetched("", 0.01), NOTHING, busy=False, now=now, at=NOW)
     assert subject.status(110.0).state is SourceState.IDLE
     status = subject.status(120.0)
     assert status.state is SourceState.STALE
@@ -122,22 +124,22 @@ def test_stale_is_answers_without_a_good_reading_for_too_long() -> None:
 
 def test_an_engine_that_never_said_anything_becomes_stale() -> None:
     subject = state()
-    subject.read(Fetched("", 0.01), NOTHING, busy=False, now=100.0)
+    subject.read(Fetched("", 0.01), NOTHING, busy=False, now=100.0, at=NOW)
     assert subject.status(200.0).state is SourceState.STALE
 
 
 def test_bad_values_name_the_key_and_the_others_still_count() -> None:
     subject = state()
-    subject.read(Fetched("x", 0.01), PARTLY, busy=True, now=100.0)
+    subject.read(Fetched("x", 0.01), PARTLY, busy=True, now=100.0, at=NOW)
     status = subject.status(100.0)
     assert status.state is SourceState.BAD_VALUE
     assert "running=NaN" in status.detail
-    assert status.last_success_unix_seconds == 100.0
+    assert status.last_success_unix_seconds == NOW
 
 
 def test_garbage_is_a_bad_value_not_silence() -> None:
     subject = state()
-    subject.read(Fetched("<html>", 0.01), NOTHING, busy=False, now=100.0)
+    subject.read(Fetched("<html>", 0.01), NOTHING, busy=False, now=100.0, at=NOW)
     assert subject.status(100.0).state is SourceState.BAD_VALUE
 
 
@@ -149,15 +151,15 @@ def test_it_backs_off_while_it_fails_and_comes_back_at_once() -> None:
         intervals.append(subject.next_interval())
     assert intervals == [10.0, *[15.0] * 7]  # an engine that came back is seen within 15 s
     assert subject.up is False
-    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=120.0)
+    subject.read(Fetched("x", 0.01), GOOD, busy=False, now=120.0, at=NOW)
     assert subject.next_interval() == 5.0
 
 
 def test_an_expensive_read_is_made_less_often() -> None:
     subject = state()
-    subject.read(Fetched("x", 0.6), GOOD, busy=True, now=100.0)
+    subject.read(Fetched("x", 0.6), GOOD, busy=True, now=100.0, at=NOW)
     assert subject.next_interval() == pytest.approx(12.0)  # 5 % of the time
-    subject.read(Fetched("x", 100.0), GOOD, busy=True, now=200.0)
+    subject.read(Fetched("x", 100.0), GOOD, busy=True, now=200.0, at=NOW)
     assert subject.next_interval() == 60.0
 
 
@@ -171,6 +173,6 @@ def test_the_interval_stays_in_its_bounds(steps: list[tuple[str, float]]) -> Non
             subject.failed(Fetched(None, seconds, "timeout", "x"), now)
         else:
             sample = {"g": GOOD, "n": NOTHING, "p": PARTLY}[kind]
-            subject.read(Fetched("x", seconds), sample, busy=False, now=now)
+            subject.read(Fetched("x", seconds), sample, busy=False, now=now, at=NOW)
         assert 5.0 <= subject.next_interval() <= 60.0
         assert subject.status(now).state in set(SourceState)

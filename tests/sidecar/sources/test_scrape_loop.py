@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from engines.background import background
 from servoscope.exporters.records import SourceState
 from servoscope.sidecar.attach.processes import ServerProcess
 from servoscope.sidecar.attach.target import attach
@@ -30,7 +30,7 @@ class Bench:
     """A loop that is turned by hand."""
 
     def __init__(self, session: aiohttp.ClientSession, target: Any) -> None:
-        self.now = 1000.0
+        self.now, self.steady = 1000.0, 10.0
         self.resets = 0
         self.afters = 0
         self.registry = Registry()
@@ -40,6 +40,7 @@ class Bench:
         self.loop = ScrapeLoop(
             session, CONFIG, target, self.metrics,
             on_reset=self._reset, after=self._after, clock=lambda: self.now,
+            steady=lambda: self.steady,
         )  # fmt: skip
 
     def _reset(self) -> None:
@@ -52,7 +53,7 @@ class Bench:
         return sum(self.registry.family(name).values().values())
 
     def state(self) -> SourceState:
-        return self.loop.status(self.now).state
+        return self.loop.status(self.steady).state
 
 
 @pytest.fixture
@@ -93,8 +94,11 @@ async def test_a_fault_has_its_state_and_reason_and_goes_away(
 async def test_an_empty_answer_becomes_stale_not_idle(bench: Bench, engine: Any) -> None:
     await bench.loop.once()
     engine.mode = "empty"
-    bench.now += 1.0
+    bench.now += 3600.0  # the wall clock is set: nothing is old by that
     await bench.loop.once()
+    assert bench.state() is SourceState.IDLE
+    bench.now -= 7200.0
+    bench.steady += 1.0
     assert bench.state() is SourceState.STALE
 
 
@@ -156,11 +160,8 @@ async def test_an_engine_that_goes_and_comes_back(bench: Bench, engine: Any) -> 
 
 
 async def test_it_runs_by_itself_and_can_be_woken(bench: Bench, engine: Any) -> None:
-    task = asyncio.create_task(bench.loop.run())
-    await _until(lambda: bench.afters >= 3)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with background(bench.loop.run()):
+        await _until(lambda: bench.afters >= 3)
     assert engine.hits["/metrics"] >= 3
 
 

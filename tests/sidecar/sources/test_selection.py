@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import pytest
 
+from engines.background import background
 from servoscope.exporters.records import RequestRecord, Source, SourceStatus
 from servoscope.sidecar.sources.selection import Candidate, Remembered, Selection
 from servoscope.sidecar.sources.source import OpenRequest, Sink
@@ -94,12 +94,9 @@ class Bench:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     made = Bench()
-    task = asyncio.create_task(made.selection.run())
-    await asyncio.sleep(0)
-    yield made
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with background(made.selection.run()):
+        await asyncio.sleep(0)
+        yield made
     assert made.plugin.sink is None
     assert made.tap.sink is None
     assert made.relay.sink is None
@@ -121,12 +118,9 @@ async def test_nothing_is_decided_before_the_plug_in_was_looked_for(bench: Bench
     assert not fresh.selection.decided
     fresh.settled = True
     fresh.missing[Source.PLUGIN] = None
-    task = asyncio.create_task(fresh.selection.run())
-    await fresh.until(lambda: fresh.selection.in_force is fresh.plugin)
-    assert fresh.tap.runs == 0
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with background(fresh.selection.run()):
+        await fresh.until(lambda: fresh.selection.in_force is fresh.plugin)
+        assert fresh.tap.runs == 0
 
 
 async def test_only_the_source_in_force_counts(bench: Bench, make_record: Make) -> None:
@@ -192,18 +186,44 @@ async def test_a_clock_stepped_back_after_a_switch_costs_a_minute_at_most(
     assert bench.counted == [record]
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_the_moment_of_a_switch_follows_a_step_of_the_wall_clock(
+    bench: Bench, make_record: Make, jump: float
+) -> None:
+    await bench.until(lambda: bench.selection.decided)
+    bench.scraped_until = 1000.0
+    bench.missing[Source.PLUGIN] = None
+    bench.plugin.give(make_record(finished_unix_seconds=1000.5))
+    bench.now += 1.0 + jump
+    bench.steady += 1.0
+    bench.plugin.give(make_record(finished_unix_seconds=1000.9 + jump))
+    bench.plugin.give(make_record(finished_unix_seconds=999.9 + jump))  # scraped before
+    assert len(bench.counted) == 2
+    assert bench.selection.drops["plugin", "before_switch"] == 1
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_a_step_of_the_wall_clock_does_not_end_the_grace(bench: Bench, jump: float) -> None:
+    bench.missing[Source.TAP] = bench.missing[Source.PLUGIN] = None
+    await bench.until(lambda: bench.selection.in_force is bench.plugin)
+    bench.missing[Source.PLUGIN] = "gone"
+    await bench.rounds()
+    bench.now += jump
+    await bench.rounds()
+    assert bench.selection.in_force is bench.plugin
+    bench.steady += 5.5
+    await bench.until(lambda: bench.selection.in_force is bench.tap)
+
+
 async def test_at_the_start_what_the_plug_in_kept_does_count(
     bench: Bench, make_record: Make
 ) -> None:
     fresh = Bench()
     fresh.missing[Source.PLUGIN] = None
-    task = asyncio.create_task(fresh.selection.run())
-    await fresh.until(lambda: fresh.plugin.sink is not None)
-    fresh.plugin.give(make_record(finished_unix_seconds=10.0))
-    assert len(fresh.counted) == 1
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    async with background(fresh.selection.run()):
+        await fresh.until(lambda: fresh.plugin.sink is not None)
+        fresh.plugin.give(make_record(finished_unix_seconds=10.0))
+        assert len(fresh.counted) == 1
 
 
 async def test_a_lost_source_gives_way_after_the_grace_and_not_before(bench: Bench) -> None:
@@ -211,17 +231,17 @@ async def test_a_lost_source_gives_way_after_the_grace_and_not_before(bench: Ben
     await bench.until(lambda: bench.selection.in_force is bench.plugin)
     bench.missing[Source.PLUGIN] = "engine is starting again"
     await bench.rounds()
-    bench.now += 4.0
+    bench.steady += 4.0
     await bench.rounds()
     assert bench.selection.in_force is bench.plugin
     bench.missing[Source.PLUGIN] = None  # it came back: the clock starts anew
     await bench.rounds()
     bench.missing[Source.PLUGIN] = "gone"
     await bench.rounds()
-    bench.now += 4.0
+    bench.steady += 4.0
     await bench.rounds()
     assert bench.selection.in_force is bench.plugin
-    bench.now += 1.5
+    bench.steady += 1.5
     await bench.until(lambda: bench.selection.in_force is bench.tap)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.background import background
 from engines.vllm_cpu import VllmServer
 from servoscope.exporters.records import Outcome, RequestRecord, Source
 from servoscope.lab.client import CHAT, COMPLETIONS, Limits, PlannedRequest, run_closed
@@ -60,21 +61,18 @@ def watch(kind: Source, port: int, requests: Sequence[PlannedRequest], concurren
         tap, relay = TapSource("127.0.0.1", port), RelaySource(upstream_port=port)
         source: RequestSource = tap if kind is Source.TAP else relay
         records: list[RequestRecord] = []
-        task = asyncio.create_task(source.run(records.append))
-        if kind is Source.TAP:
-            assert await asyncio.to_thread(tap.capturing.wait, 5)
-        else:
-            await asyncio.wait_for(relay.listening.wait(), 5)
-        url = f"http://127.0.0.1:{port if kind is Source.TAP else relay.port}"
-        client = await run_closed(url, requests, concurrency, limits=Limits(total_seconds=300))
-        for _ in range(100):  # a capture block is handed over after 50 ms at the latest
-            await asyncio.sleep(0.05)
-            if len(records) == len(client):
-                break
-        drops = dict(source.drops())
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return Seen(client, records, drops)
+        async with background(source.run(records.append)):
+            if kind is Source.TAP:
+                assert await asyncio.to_thread(tap.capturing.wait, 5)
+            else:
+                await asyncio.wait_for(relay.listening.wait(), 5)
+            url = f"http://127.0.0.1:{port if kind is Source.TAP else relay.port}"
+            client = await run_closed(url, requests, concurrency, limits=Limits(total_seconds=300))
+            for _ in range(100):  # a capture block is handed over after 50 ms at the latest
+                await asyncio.sleep(0.05)
+                if len(records) == len(client):
+                    break
+            return Seen(client, records, dict(source.drops()))
 
     return asyncio.run(run())
 

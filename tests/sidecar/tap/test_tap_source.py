@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engines.background import background
 from servoscope.exporters.records import Outcome, RequestRecord, SourceState
 from servoscope.sidecar.tap.ring import LOOPBACK, Ring, frames
 from servoscope.sidecar.tap.source import TapSource
@@ -23,14 +24,10 @@ async def tapped(host: str, port: int) -> AsyncIterator[tuple[TapSource, list[Re
     """A tap of ``port`` that captures, and the records it made."""
     tap = TapSource(host, port)
     records: list[RequestRecord] = []
-    task = asyncio.create_task(tap.run(records.append))
-    try:
+    async with background(tap.run(records.append)):
         await until(tap.capturing.is_set)
         yield tap, records
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not tap.capturing.is_set()
+    assert not tap.capturing.is_set()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -67,14 +64,14 @@ async def test_requests_over_loopback(host: str) -> None:
             assert record.time_to_first_token_seconds >= 0.01
             assert record.refuse_impossible(time.time()) == []
         assert tap.drops() == {}
-        status = tap.status(time.time())
+        status = tap.status(time.monotonic())
         assert (status.state, "lo" in status.detail) == (SourceState.OK, True)
 
 
 @pytest.mark.root
 async def test_wildcard_server_is_seen_on_every_address_once() -> None:
     async with fake_engine("0.0.0.0") as engine, tapped("127.0.0.1", engine.port) as (tap, records):
-        assert "all interfaces" in tap.status(time.time()).detail
+        assert "all interfaces" in tap.status(time.monotonic()).detail
         for host in ("127.0.0.1", "127.0.0.5", _own_address()):
             await one(host, engine.port, ask())
         await until(lambda: len(records) >= 3)
@@ -123,7 +120,7 @@ async def test_tls_is_named() -> None:
         writer.write(b"\x16\x03\x01\x00\x05hello")
         await until(lambda: "tls" in tap.drops())
         writer.close()
-        status = tap.status(time.time())
+        status = tap.status(time.monotonic())
         assert status.state is SourceState.FAILED
         assert "TLS" in status.detail
         assert records == []
@@ -181,12 +178,10 @@ async def test_without_the_right_the_status_says_what_is_missing(
     )
     tap = TapSource("127.0.0.1", 8000)
     assert tap.status(0).state is SourceState.FAILED
-    task = asyncio.create_task(tap.run(lambda _: None))
-    await until(lambda: "sudo setcap" in tap.status(0).detail)
-    assert tap.status(0).state is SourceState.FAILED
-    assert list(tap.open_requests()) == []
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with background(tap.run(lambda _: None)):
+        await until(lambda: "sudo setcap" in tap.status(0).detail)
+        assert tap.status(0).state is SourceState.FAILED
+        assert list(tap.open_requests()) == []
 
 
 async def test_fault_of_ours_is_a_status_not_a_crash(
@@ -197,9 +192,7 @@ async def test_fault_of_ours_is_a_status_not_a_crash(
 
     monkeypatch.setattr("servoscope.sidecar.tap.source.Ring", broken)
     tap = TapSource("127.0.0.1", 8000)
-    task = asyncio.create_task(tap.run(lambda _: None))
-    await until(lambda: tap.drops().get("capture_failed", 0) > 0)
-    assert "ZeroDivisionError" in tap.status(0).detail
-    assert "prompt text" not in caplog.text
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with background(tap.run(lambda _: None)):
+        await until(lambda: tap.drops().get("capture_failed", 0) > 0)
+        assert "ZeroDivisionError" in tap.status(0).detail
+        assert "prompt text" not in caplog.text

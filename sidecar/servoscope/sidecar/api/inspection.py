@@ -170,11 +170,11 @@ async def _scrape(target: Target, config: SidecarConfig) -> SourceStatus:
             timeout_seconds=config.scrape_timeout_seconds,
             max_bytes=config.scrape_max_bytes,
         )
-    now = time.time()
+    now = time.monotonic()
     if fetched.text is None:
         state.failed(fetched, now)
     else:
         sample = parser_for(target.engine, target.version).parse(fetched.text)
         working = (sample.total("running") or 0) + (sample.total("waiting") or 0) > 0
-        state.read(fetched, sample, busy=working, now=now)
+        state.read(fetched, sample, busy=working, now=now, at=time.time())
     return state.status(now)

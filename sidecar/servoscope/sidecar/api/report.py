@@ -48,7 +48,8 @@ class Report:
         host_metrics: HostMetrics,
         pusher: Pusher | None,
         tap_asked: bool,
-        clock: Callable[[], float],
+        refused_hosts: Callable[[], int],
+        steady: Callable[[], float],
     ) -> None:
         self._registry = registry
         self._watch = watch
@@ -61,7 +62,8 @@ class Report:
         self._host_metrics = host_metrics
         self._pusher = pusher
         self._tap_asked = tap_asked
-        self._clock = clock
+        self._refused_hosts = refused_hosts
+        self._steady = steady
         self._own = SelfMetrics(registry, watch.target.engine, watch.target.server)
 
     def render(self, openmetrics: bool) -> str:
@@ -95,7 +97,7 @@ class Report:
 
     def statuses(self) -> list[SourceStatus]:
         """Every source, best first; one that is not in use says why."""
-        now = self._clock()
+        now = self._steady()
         found: list[SourceStatus] = []
         known = {c.source.source: c for c in self._selection.candidates}
         for source in (Source.PLUGIN, Source.TAP, Source.RELAY):
@@ -160,6 +162,8 @@ class Report:
         own.counters("refused_values_total", refused)
         folded = self._aggregate.folded()
         own.counters("labels_folded_total", {(label,): n for label, n in folded.items()})
+        own.counters("probe_claims_total", {(): self._pipeline.probe_claims})
+        own.counters("refused_hosts_total", {(): self._refused_hosts()})
         sizes = self._aggregate.label_sizes()
         own.gauges("label_values", {(label,): float(n) for label, n in sizes.items()})
 

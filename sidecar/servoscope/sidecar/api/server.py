@@ -23,6 +23,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from servoscope.exporters.cpu import process_stat, same_process
 from servoscope.exporters.paths import private_directory
 from servoscope.sidecar.api.control_api import MAX_BODY_BYTES, ControlApi
+from servoscope.sidecar.api.guard import HostGuard
 from servoscope.sidecar.attach.target import AttachError
 from servoscope.sidecar.publish.families import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 
@@ -62,6 +63,7 @@ def create_app(
     inspect: Callable[[], Awaitable[dict[str, Any]]],
     ready: Callable[[], str | None],
     control: ControlApi,
+    guard: HostGuard,
 ) -> web.Application:
     """The application. ``ready`` says in words why it is not, ``None`` when it is."""
     own = process_metrics()
@@ -85,7 +87,7 @@ def create_app(
     async def inspected(_request: web.Request) -> web.Response:
         return web.json_response(await inspect())
 
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[guard.middleware()])
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)

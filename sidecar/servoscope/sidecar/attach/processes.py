@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -20,6 +21,7 @@ from servoscope.exporters.cpu import process_stat
 __all__ = [
     "Listener",
     "ServerProcess",
+    "engine_start",
     "is_local",
     "listeners",
     "process_environment",
@@ -101,9 +103,14 @@ def role_of(engine: str, argv: Sequence[str], *, listens: bool) -> str | None:
     return "server" if listens else "worker"
 
 
-def server_processes(engine: str, port: int) -> list[ServerProcess]:
-    """The processes that listen on ``port`` and all below them; the listening ones come first."""
-    roots = dict.fromkeys(x.pid for x in listeners() if x.port == port and x.pid is not None)
+def server_processes(engine: str, port: int, owners: Collection[int] = ()) -> list[ServerProcess]:
+    """The processes that listen on ``port`` and all below them; the listening ones come first.
+
+    ``owners``, if any, are the ones that listen: another server may have the same port on another
+    address.
+    """
+    listening = [x.pid for x in listeners() if x.port == port and x.pid is not None]
+    roots = dict.fromkeys(pid for pid in listening if not owners or pid in owners)
     found: dict[int, ServerProcess] = {}
     for pid in roots:
         _add(found, engine, pid, listens=True)
@@ -131,6 +138,17 @@ def _add(found: dict[int, ServerProcess], engine: str, pid: int, *, listens: boo
     role = role_of(engine, argv, listens=listens)
     if role is not None:
         found[pid] = ServerProcess(pid, role, start, argv, uid, since_boot)
+
+
+def engine_start(found: Sequence[ServerProcess], now: float) -> float | None:
+    """When a server started, by a wall clock that shows ``now``; ``None`` when it is not seen.
+
+    From its age, which no step of the wall clock changes; ``start_unix_seconds`` was right when it
+    was read.
+    """
+    if not found:
+        return None
+    return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - found[0].start_seconds)
 
 
 def still_runs(processes: Iterable[ServerProcess]) -> bool:

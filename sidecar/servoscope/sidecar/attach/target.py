@@ -20,6 +20,7 @@ import psutil
 from servoscope.exporters.gpu import gpu_model_of, read_gpus
 from servoscope.exporters.paths import run_dir
 from servoscope.sidecar.attach import model, processes
+from servoscope.sidecar.attach.canonical import locate, server_label
 from servoscope.sidecar.attach.processes import ServerProcess
 
 __all__ = [
@@ -51,7 +52,7 @@ class Target:
     url: str
     host: str
     port: int
-    server: str  # the label: host:port
+    server: str  # the label: host:port, the same however the server is addressed
     engine: str
     version: str | None
     model_name: str
@@ -218,9 +219,10 @@ def describe(base: str, host: str, port: int, answers: Answers, flag: str | None
     ``flag`` is the model version that the user named, if any. Reads /proc and asks NVML: blocking.
     """
     engine = answers.engine
+    place = locate(host, port)
     found: Sequence[ServerProcess] = ()
     if processes.is_local(host):
-        found = processes.server_processes(engine, port)
+        found = processes.server_processes(engine, port, place.pids)
     main = found[0] if found else None
     argv = main.argv if main else ()
     location = model.model_location(argv, answers.root)
@@ -231,7 +233,7 @@ def describe(base: str, host: str, port: int, answers: Answers, flag: str | None
         url=base,
         host=host,
         port=port,
-        server=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        server=server_label(place.host, port),
         engine=engine,
         version=answers.version,
         model_name=name or "unknown",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,6 +84,7 @@ class KnobControl:
         *,
         engine: str = "vllm",
         clock: Callable[[], float],
+        steady: Callable[[], float] = time.monotonic,
         connect: Connect = KnobGroup.connect,
     ) -> None:
         self._config = config
@@ -91,12 +93,13 @@ class KnobControl:
         self._find = find
         self._engine = engine
         self._clock = clock
+        self._steady = steady
         self._connect = connect
         self._ranks: KnobRanks | None = None
         self._paths: tuple[Path, ...] = ()
         self._lock = asyncio.Lock()
         self.held = False
-        self._renewed_at = 0.0
+        self._renewed_at = 0.0  # by the monotonic clock
         self.detail = ""  # why the last read of the knobs failed, in words
         self.results: Counter[tuple[str, str]] = Counter()  # (knob, result)
 
@@ -242,7 +245,7 @@ class KnobControl:
             ranks = await self._connected()
             if not self.held:
                 await ranks.lease(self._config.owner, self._config.lease_seconds)
-                self._renewed_at = self._clock()
+                self._renewed_at = self._steady()
         except KnobRefused as error:
             raise ControlError(409, str(error)) from error
         return ranks
@@ -252,10 +255,10 @@ class KnobControl:
             try:
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     await (await self._connected()).renew()
-                self._renewed_at = self._clock()
+                self._renewed_at = self._steady()
             except _LINK_FAULTS as error:
                 await self._drop()
-                if self._clock() - self._renewed_at > self._config.lease_seconds:
+                if self._steady() - self._renewed_at > self._config.lease_seconds:
                     self._lost(f"not renewed in time: {_words(error)}")
             except KnobRefused as error:
                 self._lost(str(error))

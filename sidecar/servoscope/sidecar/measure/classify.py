@@ -3,6 +3,9 @@
 Pure. In order: a request to an engine younger than the warm-up time and a health check are
 ``probe``; then the ``x-request-type`` header; then the first rule that matches; then the length
 quadrants. ``unknown`` when no length is known (a rejected request, a source that sees no tokens).
+
+A header that says ``probe`` is not believed unless the operator says so: probes are in no SLI, so
+any client could take its bad requests out of every objective.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ def sanitise(text: str | None) -> str:
 
 
 class Classifier:
-    """Names the type of records. ``engine_start`` is in seconds since the epoch, if known."""
+    """Names the type of records.
+
+    ``engine_start`` tells when the engine started by the wall clock of now (seconds since the
+    epoch), ``None`` when that is not known: a clock that was set moves the start too.
+    """
 
     def __init__(
         self,
@@ -43,12 +50,15 @@ class Classifier:
         long_prompt_tokens: int = 1_024,
         long_output_tokens: int = 256,
         warmup_seconds: float = 60.0,
+        trust_probe_header: bool = False,
+        engine_start: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._rules = tuple((r.request_type, _conditions(r)) for r in rules)
         self._long_prompt_tokens = long_prompt_tokens
         self._long_output_tokens = long_output_tokens
         self._warmup_seconds = warmup_seconds
-        self.engine_start: float | None = None
+        self._trust_probe_header = trust_probe_header
+        self._engine_start = engine_start
 
     def classify(self, record: RequestRecord) -> str:
         """The type of ``record``; does not change it."""
@@ -56,20 +66,24 @@ class Classifier:
             return PROBE
         if record.endpoint in _HEALTH_ENDPOINTS:
             return PROBE
-        if record.request_type_hint and (said := sanitise(record.request_type_hint)):
+        said = sanitise(record.request_type_hint)
+        if said and (said != PROBE or self._trust_probe_header):
             return said
         for request_type, conditions in self._rules:
             if all(holds(record) for holds in conditions):
                 return request_type
         return self._by_length(record)
 
+    def claims_probe(self, record: RequestRecord) -> bool:
+        """Whether its client said ``probe`` and is not believed."""
+        hint = record.request_type_hint
+        return bool(hint) and not self._trust_probe_header and sanitise(hint) == PROBE
+
     def _warming_up(self, received: float | None) -> bool:
-        start = self.engine_start
-        return (
-            start is not None
-            and received is not None
-            and start <= received < start + self._warmup_seconds
-        )
+        if received is None or not self._warmup_seconds:
+            return False
+        start = self._engine_start()
+        return start is not None and start <= received < start + self._warmup_seconds
 
     def _by_length(self, record: RequestRecord) -> str:
         prompt = record.prompt_tokens

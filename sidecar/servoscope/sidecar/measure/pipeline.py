@@ -53,6 +53,7 @@ class Pipeline:
         self.identity = identity
         self.taken = 0
         self.refused: Counter[tuple[str, str]] = Counter()  # (source, field)
+        self.probe_claims = 0  # requests whose client said ``probe`` and was not believed
         self.failed: Counter[str] = Counter()  # source -> records that could not be counted
 
     def take(self, record: RequestRecord) -> None:
@@ -81,6 +82,8 @@ class Pipeline:
         if record.output_tokens is not None and record.output_tokens < 2:
             record.time_per_output_token_seconds = None
         record.request_type = self._classifier.classify(record)
+        if self._classifier.claims_probe(record):
+            self.probe_claims += 1
         self._aggregate.observe(record)
         self.taken += 1
         if self._push is not None:

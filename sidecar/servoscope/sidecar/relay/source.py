@@ -75,7 +75,8 @@ class RelaySource:
         self._started = wall
         self._fault = "not started"
         self._upstream_fault: str | None = None
-        self._last_record: float | None = None
+        self._last_record: float | None = None  # by the monotonic clock
+        self._last_record_at: float | None = None  # by the wall clock
 
     # ---- RequestSource ---------------------------------------------------------------------------
 
@@ -110,7 +111,7 @@ class RelaySource:
             source=self.source,
             state=state,
             detail=detail,
-            last_success_unix_seconds=self._last_record,
+            last_success_unix_seconds=self._last_record_at,
             blind_to=(
                 f"requests sent to {self.upstream} past the relay",
                 "queue and prefill time, except where the engine reports them in its answers",
@@ -180,7 +181,7 @@ class RelaySource:
         return Link(self, Watch(exchange, self._take, self._drops)).client_side()
 
     def _take(self, record: RequestRecord) -> None:
-        self._last_record = self.now()
+        self._last_record, self._last_record_at = time.monotonic(), self.now()
         if self._sink is not None:
             self._sink(record)
 

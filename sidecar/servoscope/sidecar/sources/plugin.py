@@ -74,6 +74,7 @@ class PluginSource:
         *,
         alive: Callable[[], bool],
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
         client: Callable[[Path], StatsClient] = StatsClient,
         poll_seconds: float = _POLL_SECONDS,
         on_connect: Callable[[], None] | None = None,
@@ -81,6 +82,7 @@ class PluginSource:
         self._find = find
         self._alive = alive
         self._clock = clock
+        self._steady = steady
         self._client = client
         self._poll_seconds = poll_seconds
         self._on_connect = on_connect
@@ -92,7 +94,7 @@ class PluginSource:
         self._retry_at: dict[Path, float] = {}  # by the monotonic clock
         self._drops_before: Counter[str] = Counter()  # of sockets that are gone
         self._recent: OrderedDict[str, None] = OrderedDict()
-        self._last_record: float | None = None
+        self._last_record: float | None = None  # by the monotonic clock
         self._last_heard: float | None = None
         self.settled = False  # a first look has ended: there is a plug-in or there is none
 
@@ -114,7 +116,7 @@ class PluginSource:
                     tasks.pop(path).result()
                 self._forget(set(self._known) - set(found) - tasks.keys())
                 for path in found:
-                    if path not in tasks and self._retry_at.get(path, 0.0) <= time.monotonic():
+                    if path not in tasks and self._retry_at.get(path, 0.0) <= self._steady():
                         tasks[path] = asyncio.create_task(self._serve(path, sink))
                 for path, client in self._clients.items():
                     self._note_open(path, client)
@@ -183,7 +185,7 @@ class PluginSource:
                 self._on_connect()
 
         def take(record: RequestRecord) -> None:
-            self._last_record = self._last_heard = self._clock()
+            self._last_record, self._last_heard = self._steady(), self._clock()
             self._remember(record.request_id)
             sink(record)
 
@@ -209,7 +211,7 @@ class PluginSource:
         await self._bury([request for request, _ in lately.values()], sink)
 
     def _note_open(self, path: Path, client: StatsClient) -> None:
-        now = time.monotonic()
+        now = self._steady()
         kept = {
             ident: noted
             for ident, noted in self._open.get(path, {}).items()
@@ -222,7 +224,7 @@ class PluginSource:
 
     def _fail(self, path: Path, why: str) -> None:
         self._failures[path] = why
-        self._retry_at[path] = time.monotonic() + _RETRY_SECONDS
+        self._retry_at[path] = self._steady() + _RETRY_SECONDS
 
     def _forget(self, gone: Iterable[Path]) -> None:
         for path in gone:
@@ -287,6 +289,7 @@ def _died(request: OpenRequest, at: float) -> RequestRecord:
         model_name=request.model_name or "unknown",
         received_unix_seconds=received,
         finished_unix_seconds=at,
-        e2e_seconds=None if received is None else max(0.0, at - received),
+        # A wall clock that was set back meanwhile leaves no duration to believe.
+        e2e_seconds=None if received is None or at < received else at - received,
         prompt_tokens=request.prompt_tokens,
     )

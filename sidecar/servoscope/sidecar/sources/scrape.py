@@ -85,7 +85,9 @@ def _status_hint(status: int) -> str:
 
 
 class ScrapeState:
-    """What the last reads say. Times are seconds since the epoch, handed in."""
+    """What the last reads say. ``now`` is by the monotonic clock: ages must survive a step of the
+    wall clock. ``at`` is seconds since the epoch, only to be published.
+    """
 
     def __init__(
         self, *, interval_seconds: float, max_interval_seconds: float, cost_ratio: float
@@ -95,6 +97,7 @@ class ScrapeState:
         self._cost_ratio = cost_ratio
         self._failures = 0  # in a row
         self._last_good: float | None = None
+        self._last_good_at: float | None = None  # by the wall clock
         self._first_try: float | None = None
         self._read_seconds: float | None = None
         self._detail = ""
@@ -110,7 +113,9 @@ class ScrapeState:
         self._detail = fetched.detail[:_MAX_DETAIL_CHARACTERS]
         self.errors[fetched.reason] += 1
 
-    def read(self, fetched: Fetched, sample: EngineSample, *, busy: bool, now: float) -> None:
+    def read(
+        self, fetched: Fetched, sample: EngineSample, *, busy: bool, now: float, at: float
+    ) -> None:
         """An answer and what the parser made of it. ``busy``: work runs, waits or was done."""
         self._tried(fetched, now)
         self._failures = 0
@@ -125,7 +130,7 @@ class ScrapeState:
             self._verdict = SourceState.OK if busy else SourceState.IDLE
             self._detail = ""
         if not nothing:
-            self._last_good = now
+            self._last_good, self._last_good_at = now, at
 
     def status(self, now: float) -> SourceStatus:
         """The state in force at ``now``."""
@@ -140,7 +145,7 @@ class ScrapeState:
             source=Source.SCRAPE,
             state=state,
             detail=detail,
-            last_success_unix_seconds=self._last_good,
+            last_success_unix_seconds=self._last_good_at,
             read_seconds=self._read_seconds,
             blind_to=BLIND_TO,
         )

@@ -44,6 +44,7 @@ class ScrapeLoop:
         on_reset: Callable[[], None],
         after: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
         self._config = config
@@ -51,6 +52,7 @@ class ScrapeLoop:
         self._on_reset = on_reset
         self._after = after
         self._clock = clock
+        self._steady = steady
         self._wake = asyncio.Event()
         self.state = ScrapeState(
             interval_seconds=config.scrape_interval_seconds,
@@ -89,7 +91,7 @@ class ScrapeLoop:
             max_bytes=self._config.scrape_max_bytes,
         )
         if fetched.text is None:
-            self.state.failed(fetched, self._clock())
+            self.state.failed(fetched, self._steady())
             self._metrics.gone()
             return
         if len(fetched.text) > _LARGE_CHARACTERS:  # do not hold up records meanwhile
@@ -114,8 +116,8 @@ class ScrapeLoop:
             known = name in self.refused or len(self.refused) < _MAX_REFUSED_NAMES
             self.refused[name if known else OTHER] += 1
         self.finished += progress.finished
-        self.counted_until = self._clock()
-        self.state.read(fetched, sample, busy=progress.busy, now=self._clock())
+        self.counted_until = at = self._clock()
+        self.state.read(fetched, sample, busy=progress.busy, now=self._steady(), at=at)
         if sample.readings:
             self.sample = sample
         if progress.reset and epoch is None:

@@ -6,8 +6,8 @@ source than the one in force is not counted, so no request counts twice.
 
 * A better source takes over at once. What it kept from before the moment it took over was counted
   by the one before and is left out; the scrape counted up to its last read (``scraped_until``).
-  Sources hand over what they kept as soon as they run, so this is asked for a minute only: a wall
-  clock that is stepped back later must not make new requests look old.
+  Sources hand over what they kept as soon as they run, so this is asked for a minute only, and the
+  moment follows a step of the wall clock: new requests must not look old.
 * A source that is lost gives way to a worse one after ``grace_seconds``: an engine that restarts
   comes back with its plug-in.
 * A source that always runs (the relay carries traffic, the plug-in's sockets are looked for) keeps
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from servoscope.exporters.records import RequestRecord, Source
 from servoscope.sidecar.sources.source import RequestSource, Sink
+from servoscope.sidecar.wire.clock import StepWatch
 
 __all__ = ["Candidate", "Remembered", "Selection"]
 
@@ -94,9 +95,10 @@ class Selection:
         self._check_seconds = check_seconds
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._place: int | None = None  # of the candidate in force; None: the scrape
-        self._lost_at: float | None = None
+        self._lost_at: float | None = None  # by the steady clock
         self._cutoff: float | None = None
         self._cutoff_ends = 0.0  # by the steady clock
+        self._clocks = StepWatch(clock(), steady())
         self.decided = False
         self.drops: Counter[tuple[str, ...]] = Counter()  # (source, reason)
 
@@ -140,7 +142,7 @@ class Selection:
                 self._start(best)  # again, if it ended by a fault of ours
             return
         if self._is_worse(best):
-            now = self._clock()
+            now = self._steady()
             self._lost_at = now if self._lost_at is None else self._lost_at
             if now - self._lost_at < self._grace_seconds:
                 return
@@ -156,6 +158,7 @@ class Selection:
         if self.decided and place is not None:
             self._cutoff = self._scraped_until() if before is None else self._clock()
             self._cutoff_ends = self._steady() + _CUTOFF_SECONDS
+            self._clocks = StepWatch(self._clock(), self._steady())
         if before is not None and not self._candidates[before].always:
             self._stop(before)
         self._place, self._lost_at, self.decided = place, None, True
@@ -209,6 +212,7 @@ class Selection:
         if self._steady() >= self._cutoff_ends:
             self._cutoff = None
             return True
+        self._cutoff += self._clocks.look(self._clock(), self._steady())
         ended = record.finished_unix_seconds
         if ended is None and record.received_unix_seconds is not None:
             ended = record.received_unix_seconds + (record.e2e_seconds or 0.0)

@@ -42,7 +42,7 @@ class RequestSource(Protocol):
         """Hand every finished request to ``sink``, once, until cancelled."""
 
     def status(self, now: float) -> SourceStatus:
-        """Its state at ``now`` (seconds since the epoch), in words, and what it cannot see."""
+        """Its state at ``now`` (monotonic clock), in words, and what it cannot see."""
 
     def open_requests(self) -> Iterable[OpenRequest]:
         """Requests that it sees in flight; empty when it cannot tell."""

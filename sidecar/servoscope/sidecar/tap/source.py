@@ -79,7 +79,8 @@ class TapSource:
         self._kernel_drops = 0
         self._where = ""
         self._fault = "not started"
-        self._last_record: float | None = None
+        self._last_record: float | None = None  # by the monotonic clock
+        self._last_record_at: float | None = None  # by the wall clock
 
     # ---- RequestSource ---------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class TapSource:
             source=self.source,
             state=state,
             detail=detail,
-            last_success_unix_seconds=self._last_record,
+            last_success_unix_seconds=self._last_record_at,
             blind_to=self._blind_to(),
         )
 
@@ -234,7 +235,8 @@ class TapSource:
         with self._lock:
             self._waiting -= len(records)
         for record in records:
-            self._last_record = record.finished_unix_seconds or time.time()
+            self._last_record = time.monotonic()
+            self._last_record_at = record.finished_unix_seconds or time.time()
             sink(record)
 
     def _exchange(self, synced: bool) -> Exchange:
