@@ -57,7 +57,7 @@ def test_a_wrong_spec_is_named_by_file_and_key(root: Path) -> None:
     (root / "slos" / "chat.yaml").write_text("service: chat\nobjectives: []\n", "utf-8")
     assert run("--check", "--root", root) == (
         2,
-        "chat.yaml: objectives: must be a list with at least one objective\n",
+        "chat.yaml: line 2: objectives: must be a list with at least one objective\n",
     )
     (root / "slos" / "chat.yaml").rename(root / "slos" / "engines.yaml")
     assert run("--root", root)[0] == 2

@@ -13,14 +13,14 @@ Secrets are read from files by Alertmanager; no value of a secret is accepted he
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from servoscope.alerts.problems import Problems, SpecError
 from servoscope.alerts.promql import dump
-from servoscope.alerts.spec import SpecError
+from servoscope.alerts.spec_fields import parse_mapping
 
 __all__ = [
     "EXAMPLE",
@@ -73,15 +73,20 @@ EXAMPLE = Notify(
 def parse_notify(document: object, path: str = "notify") -> Notify:
     """The ``notify`` section of servoscope.yaml: tier → list of ``webhook`` or ``pagerduty``.
 
-    Raises SpecError naming the key.
+    Raises SpecError with all that is wrong, by key.
     """
-    root = _mapping({} if document is None else document, path, TIERS, ())
+    problems = Problems()
+    given = {} if document is None else document
+    root = problems.take(parse_mapping, given, path, TIERS, (), problems) or {}
     chosen: dict[str, tuple[Webhook | PagerDuty, ...]] = {}
     for tier, entries in root.items():
         here = f"{path}.{tier}"
         if not isinstance(entries, list) or len(entries) > MAX_RECEIVERS:
-            raise SpecError(here, f"must be a list of at most {MAX_RECEIVERS} receivers")
-        chosen[tier] = tuple(_receiver(e, f"{here}[{i}]") for i, e in enumerate(entries))
+            problems.add(here, f"must be a list of at most {MAX_RECEIVERS} receivers")
+            continue
+        found = [problems.take(_receiver, e, f"{here}[{i}]") for i, e in enumerate(entries)]
+        chosen[tier] = tuple(receiver for receiver in found if receiver is not None)
+    problems.end()
     return Notify(
         page=chosen.get("page", ()),
         ticket=chosen.get("ticket", ()),
@@ -198,44 +203,45 @@ def _pagerduty(receiver: PagerDuty) -> dict[str, Any]:
 
 
 def _receiver(entry: object, path: str) -> Webhook | PagerDuty:
-    one = _mapping(entry, path, ("webhook", "pagerduty"), ())
+    problems = Problems()
+    one = parse_mapping(entry, path, ("webhook", "pagerduty"), (), problems)
     if len(one) != 1:
-        raise SpecError(path, "must hold one of webhook, pagerduty")
+        problems.add(path, "must hold one of webhook, pagerduty")
+    problems.end()
     kind, given = next(iter(one.items()))
     here = f"{path}.{kind}"
+    keys, required = (
+        (("url", "token_file"), "url")
+        if kind == "webhook"
+        else (("routing_key_file", "url"), "routing_key_file")
+    )
+    values = parse_mapping(given, here, keys, (required,), problems)
+    problems.end()  # a required one that is missing is among them
     receiver: Webhook | PagerDuty
-    if kind == "webhook":
-        receiver = Webhook(**_mapping(given, here, ("url", "token_file"), ("url",)))
-    else:
-        keys, required = ("routing_key_file", "url"), ("routing_key_file",)
-        receiver = PagerDuty(**_mapping(given, here, keys, required))
+    receiver = Webhook(**values) if kind == "webhook" else PagerDuty(**values)
     _check(receiver, here)
     return receiver
 
 
 def _check(receiver: Webhook | PagerDuty, path: str) -> None:
+    """Raises SpecError with all that is wrong."""
+    problems = Problems()
     file = receiver.token_file if isinstance(receiver, Webhook) else receiver.routing_key_file
     name = "token_file" if isinstance(receiver, Webhook) else "routing_key_file"
     if file is not None and not (isinstance(file, str) and PurePosixPath(file).is_absolute()):
-        raise SpecError(f"{path}.{name}", "must be an absolute path to a file, not the secret")
-    if receiver.url is None:
-        return
-    parts = urlsplit(receiver.url) if isinstance(receiver.url, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SpecError(f"{path}.url", "must be an http or https URL")
+        problems.add(f"{path}.{name}", "must be an absolute path to a file, not the secret")
+    if receiver.url is not None or isinstance(receiver, Webhook):
+        problems.take(_check_url, receiver.url, f"{path}.url")
+    problems.end()
+
+
+def _check_url(url: object, path: str) -> None:
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        usable = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # brackets that hold no address
+        parts, usable = None, False
+    if parts is None or not usable:
+        raise SpecError(path, "must be an http or https URL")
     if parts.username is not None or parts.password is not None:
-        raise SpecError(f"{path}.url", "must not hold a password; use token_file")
-
-
-def _mapping(
-    value: object, path: str, allowed: tuple[str, ...], required: tuple[str, ...]
-) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise SpecError(path, f"must be a mapping with the keys {', '.join(allowed)}")
-    for key in value:
-        if key not in allowed:
-            raise SpecError(f"{path}.{str(key)[:60]}", f"is not a known key: {', '.join(allowed)}")
-    for key in required:
-        if key not in value:
-            raise SpecError(f"{path}.{key}", "is missing")
-    return value
+        raise SpecError(path, "must not hold a password; use token_file")

@@ -24,20 +24,29 @@ if TYPE_CHECKING:
 __all__ = ["generated", "main"]
 
 
+class WrongSpecsError(ValueError):
+    """Specs that cannot be accepted; the text has a line a problem, file and key first."""
+
+
 def generated(root: Path) -> dict[Path, str]:
     """Every generated file below ``root`` (the alerts folder) and its text.
 
-    Raises SpecError whose key starts with the spec's file name.
+    Raises WrongSpecsError.
     """
+    wrong: list[str] = []
     files: dict[Path, str] = {root / "rules" / "engines.yaml": compile_engine_rules()}
     for path in sorted((root / "slos").glob("*.yaml")):
         if path.stem == "engines":
-            raise SpecError(path.name, "the name engines is taken; rename it")
+            wrong.append(f"{path.name}: the name engines is taken; rename it")
+            continue
         try:
             spec = load_spec(path.read_text(encoding="utf-8"), path.name)
         except SpecError as error:
-            raise SpecError(f"{path.name}: {error.key}", error.message) from error
-        files[root / "rules" / path.name] = compile_rules(spec)
+            wrong += error.lines(path.name)
+        else:
+            files[root / "rules" / path.name] = compile_rules(spec)
+    if wrong:
+        raise WrongSpecsError("\n".join(wrong))
     files[root / "alertmanager.yaml"] = compile_alertmanager()
     return files
 
@@ -53,7 +62,7 @@ def main(argv: Sequence[str] | None = None, stdout: TextIO = sys.stdout) -> int:
     root: Path = arguments.root or data_directory("slos").parent
     try:
         wanted = generated(root)
-    except SpecError as error:
+    except WrongSpecsError as error:
         stdout.write(f"{error}\n")
         return 2
     known = set(wanted)

@@ -1,4 +1,4 @@
-"""The values of a spec: an objective, a spec, and the error that says which key is wrong."""
+"""The values of a spec: an objective, a spec."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+
+from servoscope.alerts.problems import SpecError
 
 __all__ = [
     "OVER_FACTOR",
@@ -59,15 +61,6 @@ class Disconnects(StrEnum):
 
     STANDARD = "standard"  # by what had been reached when it left
     BAD = "bad"  # as a failure of the service
-
-
-class SpecError(ValueError):
-    """A spec that cannot be accepted: ``key`` is the YAML path, ``message`` says what would be."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(f"{key}: {message}")
-        self.key = key
-        self.message = message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,17 +14,16 @@ A spec is one YAML document::
         description: First token within two seconds.
 
 Pure: text in, frozen values out. Everything is bounded, unknown and repeated keys are refused, and
-an error names the path of the key and the nearest value that would be accepted.
+an error tells all that is wrong: line, path of the key, the nearest value that would be accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import yaml
-
 from servoscope.alerts.data import data_text
+from servoscope.alerts.document import DocumentError, load_document
 from servoscope.alerts.objective import (
     OVER_FACTOR,
     WHERE_LABELS,
@@ -33,8 +32,8 @@ from servoscope.alerts.objective import (
     Objective,
     Sli,
     Spec,
-    SpecError,
 )
+from servoscope.alerts.problems import Problems, SpecError
 from servoscope.alerts.spec_fields import (
     parse_choice,
     parse_mapping,
@@ -67,64 +66,18 @@ MAX_DESCRIPTION_CHARACTERS = 1000
 _ROOT_KEYS = ("service", "objectives")
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses what a person did not mean: repeated keys and aliases."""
-
-    def compose_node(self, parent: yaml.nodes.Node | None, index: int) -> yaml.nodes.Node | None:
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not accepted", mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(
-        self, node: yaml.nodes.MappingNode, deep: bool = False
-    ) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            if isinstance(key, Hashable):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def load_spec(text: str, origin: str = "spec") -> Spec:
-    """The spec in ``text``. Raises SpecError; ``origin`` names the file in the text."""
-    if len(text) > MAX_SPEC_CHARACTERS:
-        raise SpecError(origin, f"longer than {MAX_SPEC_CHARACTERS} characters; split it")
+    """The spec in ``text``; ``origin`` names the file. Raises SpecError with all that is wrong."""
     try:
-        document = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with less, not more
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f" in line {mark.line + 1}" if mark is not None else ""
-        raise SpecError(origin, f"not valid YAML{line}: {error.problem or error}") from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise SpecError(origin, f"not valid YAML: {str(error)[:200]}") from error
-    return parse_spec(document, origin)
+        document = load_document(text, MAX_SPEC_CHARACTERS)
+    except DocumentError as error:
+        raise SpecError(origin, str(error)) from error
+    return _spec(document.value, origin, document.line_of)
 
 
 def parse_spec(document: object, origin: str = "spec") -> Spec:
-    """The spec in an already loaded mapping, such as a section of a larger file."""
-    root = parse_mapping(
-        document, "", ("service", "objectives"), required=("service", "objectives")
-    )
-    service = parse_name(root["service"], "service")
-    entries = root["objectives"]
-    if not isinstance(entries, list) or not entries:
-        raise SpecError("objectives", "must be a list with at least one objective")
-    if len(entries) > MAX_OBJECTIVES:
-        raise SpecError("objectives", f"{len(entries)} objectives; at most {MAX_OBJECTIVES}")
-    objectives: list[Objective] = []
-    for index, entry in enumerate(entries):
-        objective = _objective(service, entry, f"objectives[{index}]")
-        if any(objective.name == earlier.name for earlier in objectives):
-            key = f"objectives[{index}].name"
-            raise SpecError(key, f"{objective.name!r} is used twice; names must be unique")
-        objectives.append(objective)
-    return Spec(service=service, objectives=tuple(objectives), origin=origin)
+    """The spec in an already loaded mapping. Raises SpecError with all that is wrong."""
+    return _spec(document, origin, lambda _: None)
 
 
 def default_spec() -> Spec:
@@ -132,28 +85,86 @@ def default_spec() -> Spec:
     return load_spec(data_text("slos", "default.yaml"), "default.yaml")
 
 
+def _spec(document: object, origin: str, line_of: Callable[[str], int | None]) -> Spec:
+    problems = Problems()
+    root = problems.take(parse_mapping, document, "", _ROOT_KEYS, _ROOT_KEYS, problems) or {}
+    service = problems.take(parse_name, root["service"], "service") if "service" in root else None
+    objectives: list[Objective] = []
+    if "objectives" in root:
+        objectives = _objectives(service or "service", root["objectives"], problems)
+    problems.end(line_of)
+    return Spec(service=service or "", objectives=tuple(objectives), origin=origin)
+
+
+def _objectives(service: str, entries: object, problems: Problems) -> list[Objective]:
+    if not isinstance(entries, list) or not entries:
+        problems.add("objectives", "must be a list with at least one objective")
+        return []
+    if len(entries) > MAX_OBJECTIVES:
+        problems.add("objectives", f"{len(entries)} objectives; at most {MAX_OBJECTIVES}")
+        return []
+    names: set[str] = set()
+    found: list[Objective] = []
+    for index, entry in enumerate(entries):
+        path = f"objectives[{index}]"
+        raw = problems.take(parse_mapping, entry, path, _KEYS, _REQUIRED, problems)
+        objective = None if raw is None else _objective(service, raw, path, problems)
+        name = None if raw is None else raw.get("name")
+        if isinstance(name, str):
+            if name in names:
+                problems.add(f"{path}.name", f"{name[:63]!r} is used twice; names must be unique")
+            names.add(name)
+        if objective is not None:
+            found.append(objective)
+    return found
+
+
 _KEYS = ("name", "sli", "threshold", "target", "window", "where", "disconnects", "description")
+_REQUIRED = ("name", "sli", "target")
 
 
-def _objective(service: str, entry: object, path: str) -> Objective:
-    raw = parse_mapping(entry, path, _KEYS, required=("name", "sli", "target"))
-    sli = Sli(parse_choice(raw["sli"], f"{path}.sli", tuple(Sli)))
-    description = raw.get("description", "")
-    if not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARACTERS:
-        limit = f"must be text of at most {MAX_DESCRIPTION_CHARACTERS} characters"
-        raise SpecError(f"{path}.description", limit)
+def _objective(
+    service: str, raw: Mapping[str, Any], path: str, problems: Problems
+) -> Objective | None:
+    """The objective, or ``None`` when one of its fields is a problem."""
+    before = problems.count
+    name = problems.take(parse_name, raw["name"], f"{path}.name") if "name" in raw else None
+    word = (
+        problems.take(parse_choice, raw["sli"], f"{path}.sli", tuple(Sli)) if "sli" in raw else None
+    )
+    sli = Sli(word or Sli.E2E)
+    target = (
+        problems.take(parse_target, raw["target"], f"{path}.target") if "target" in raw else None
+    )
+    threshold = None
+    if word or raw.get("threshold") is not None:  # without an SLI: is it a duration at all?
+        threshold = problems.take(parse_threshold, raw, sli, f"{path}.threshold")
+    window = problems.take(parse_window, raw.get("window", "30d"), f"{path}.window")
+    where = problems.take(parse_where, raw.get("where", {}), sli, f"{path}.where")
+    disconnects = problems.take(
+        parse_choice, raw.get("disconnects", "standard"), f"{path}.disconnects", tuple(Disconnects)
+    )
+    description = problems.take(_description, raw.get("description", ""), f"{path}.description")
+    if (
+        problems.count > before or name is None or target is None or window is None
+        or where is None or disconnects is None or description is None
+    ):  # fmt: skip
+        return None
     return Objective(
         service=service,
-        name=parse_name(raw["name"], f"{path}.name"),
+        name=name,
         sli=sli,
-        threshold_seconds=parse_threshold(raw, sli, f"{path}.threshold"),
-        target_ratio=parse_target(raw["target"], f"{path}.target"),
-        window_seconds=parse_window(raw.get("window", "30d"), f"{path}.window"),
-        where=parse_where(raw.get("where", {}), sli, f"{path}.where"),
-        disconnects=Disconnects(
-            parse_choice(
-                raw.get("disconnects", "standard"), f"{path}.disconnects", tuple(Disconnects)
-            )
-        ),
-        description=" ".join(description.split()),
+        threshold_seconds=threshold,
+        target_ratio=target,
+        window_seconds=window,
+        where=where,
+        disconnects=Disconnects(disconnects),
+        description=description,
     )
+
+
+def _description(value: object, path: str) -> str:
+    if not isinstance(value, str) or len(value) > MAX_DESCRIPTION_CHARACTERS:
+        limit = f"must be text of at most {MAX_DESCRIPTION_CHARACTERS} characters"
+        raise SpecError(path, limit)
+    return " ".join(value.split())

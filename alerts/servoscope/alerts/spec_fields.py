@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from servoscope.alerts.duration import format_duration, parse_duration
-from servoscope.alerts.objective import WHERE_LABELS, WINDOWS_SECONDS, Sli, SpecError
+from servoscope.alerts.objective import WHERE_LABELS, WINDOWS_SECONDS, Sli
+from servoscope.alerts.problems import Problems, SpecError
 
 __all__ = [
     "parse_choice",
@@ -30,19 +31,26 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
 def parse_mapping(
-    value: object, path: str, allowed: tuple[str, ...], required: tuple[str, ...]
+    value: object,
+    path: str,
+    allowed: tuple[str, ...],
+    required: tuple[str, ...],
+    problems: Problems,
 ) -> Mapping[str, Any]:
-    """``value`` with known keys only and all required ones; ``path`` is "" for the document."""
+    """``value`` with its known keys; ``path`` is "" for the document.
+
+    Unknown and missing keys are noted as problems. Raises SpecError when it is no mapping.
+    """
     if not isinstance(value, Mapping):
         message = f"must be a mapping with the keys {', '.join(allowed)}"
         raise SpecError(path or "document", message)
     for key in value:
         if key not in allowed:
-            raise SpecError(_join(path, key), f"is not a known key; {_nearest(str(key), allowed)}")
+            problems.add(_join(path, key), f"is not a known key; {_nearest(str(key), allowed)}")
     for key in required:
         if key not in value:
-            raise SpecError(_join(path, key), "is missing")
-    return value
+            problems.add(_join(path, key), "is missing")
+    return {key: value[key] for key in value if key in allowed}
 
 
 def _join(path: str, key: object) -> str:
@@ -146,31 +154,36 @@ def parse_where(value: object, sli: Sli, path: str) -> Mapping[str, tuple[str, .
     if not isinstance(value, Mapping):
         raise SpecError(path, "must be a mapping of label to value or list of values")
     where: dict[str, tuple[str, ...]] = {}
+    problems = Problems()
     for label, given in value.items():
-        here = f"{path}.{str(label)[:60]}"
-        if label not in WHERE_LABELS:
-            raise SpecError(
-                here, f"is not a label to select on; {_nearest(str(label), WHERE_LABELS)}"
-            )
-        values = given if isinstance(given, list) else [given]
-        if not 1 <= len(values) <= MAX_WHERE_VALUES:
-            raise SpecError(here, f"has {len(values)} values; accepted: 1 to {MAX_WHERE_VALUES}")
-        where[label] = tuple(dict.fromkeys(_where_value(v, here) for v in values))
+        values = problems.take(_where_label, label, given, f"{path}.{str(label)[:60]}")
+        if values is not None:
+            where[label] = values
     if "request_type" in where and "probe" in where["request_type"]:
-        raise SpecError(f"{path}.request_type", "probe is in no objective; remove it")
+        problems.add(f"{path}.request_type", "probe is in no objective; remove it")
     streaming = where.get("streaming")
     if streaming is not None and not set(streaming) <= {"true", "false"}:
-        raise SpecError(f"{path}.streaming", "accepted: true or false")
-    if sli.is_token_milestone:
+        problems.add(f"{path}.streaming", "accepted: true or false")
+    elif sli.is_token_milestone and streaming is not None and len(streaming) > 1:
         # Without streaming the first token is the whole answer: one SLI must not hold both.
-        if streaming is not None and len(streaming) > 1:
-            raise SpecError(
-                f"{path}.streaming",
-                f"{sli.value} of streamed and whole answers are separate SLIs; "
-                "nearest: streaming: true, and a second objective for false",
-            )
+        problems.add(
+            f"{path}.streaming",
+            f"{sli.value} of streamed and whole answers are separate SLIs; "
+            "nearest: streaming: true, and a second objective for false",
+        )
+    problems.end()
+    if sli.is_token_milestone:
         where.setdefault("streaming", ("true",))
     return MappingProxyType(where)
+
+
+def _where_label(label: object, given: object, path: str) -> tuple[str, ...]:
+    if label not in WHERE_LABELS:
+        raise SpecError(path, f"is not a label to select on; {_nearest(str(label), WHERE_LABELS)}")
+    values = given if isinstance(given, list) else [given]
+    if not 1 <= len(values) <= MAX_WHERE_VALUES:
+        raise SpecError(path, f"has {len(values)} values; accepted: 1 to {MAX_WHERE_VALUES}")
+    return tuple(dict.fromkeys(_where_value(value, path) for value in values))
 
 
 def _where_value(value: object, path: str) -> str:
