@@ -16,8 +16,8 @@ def test_every_kind_has_a_parser_of_its_own(engine: str) -> None:
     assert parser_for(engine, None) is not parser
 
 
-def test_kinds_are_sure_to_hold_the_two_that_are_read() -> None:
-    assert {"vllm", "llamacpp"} <= set(ENGINES)
+def test_kinds_are_sure_to_hold_those_that_are_read() -> None:
+    assert {"vllm", "sglang", "llamacpp"} <= set(ENGINES)
 
 
 def test_an_unknown_kind_is_named_with_those_that_are_known() -> None:

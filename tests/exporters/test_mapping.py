@@ -22,12 +22,20 @@ TABLE = Table(
              renamed=(("why", "finish_reason"),)),
         Line("took_seconds", "reported_e2e_seconds", Kind.HISTOGRAM, Ranks.SUM),
         Line("lasted_seconds", "reported_e2e_seconds", Kind.HISTOGRAM, Ranks.SUM, preference=1),
+        Line("looked", "kv_query_tokens_total", Kind.COUNTER, Ranks.SUM,
+             where=(("how", ("new", "found")),)),
+        Line("looked", "kv_hit_tokens_total", Kind.COUNTER, Ranks.SUM,
+             where=(("how", ("found", "")),)),
+        Line("line", "waiting", Kind.GAUGE, Ranks.SUM, whole=(("class", ""),)),
     ),
     not_used=frozenset({"boring", "boring_seconds"}),
     core=("running", "kv_usage_ratio", "waiting"),
     rank_label="engine",
+    mirror_labels=frozenset({"tp", "pp"}),
     kept_labels=("model_name",),
+    renamed_labels=(("name", "model_name"),),
     ignored_labels=frozenset({"WorkerId"}),
+    not_used_series=frozenset({("looked", "how", "guessed")}),
 )  # fmt: skip
 
 
@@ -154,6 +162,61 @@ def test_an_unexpected_label_is_reported_and_its_series_put_together(read: Reade
     sample = read('t:done_total{why="stop",zone="a"} 3', 't:done_total{why="stop",zone="b"} 4')
     assert values(sample) == {("engine_requests_total", ("finish_reason", "stop")): 7}
     assert sample.unknown == ("t:done_total{zone}",)
+
+
+def test_a_label_nobody_knows_is_reported_once(read: Reader) -> None:
+    sample = read(
+        't:busy{zone="a"} 3', 't:done_total{why="stop",zone="a"} 3', *histogram(
+            "t:took_seconds", 'zone="a",'
+        ), 't:full{row="1",zone="a"} 0.5',
+    )  # fmt: skip
+    assert sample.unknown == ("t:busy{zone}", "t:full{row}")
+
+
+def test_series_are_told_apart_by_a_value(read: Reader) -> None:
+    sample = read(
+        't:looked_total{how="new"} 5',
+        't:looked_total{how="found"} 3',
+        't:looked_total{how="guessed"} 100',
+        't:looked_total{how="stolen"} 100',
+    )
+    assert values(sample) == {("kv_query_tokens_total",): 8, ("kv_hit_tokens_total",): 3}
+    assert sample.unknown == ('t:looked_total{how="stolen"}',)
+    assert values(read("t:looked_total 4")) == {("kv_hit_tokens_total",): 4}
+
+
+def test_parts_of_a_total_do_not_count_beside_it(read: Reader) -> None:
+    sample = read('t:line{class=""} 5', 't:line{class="1"} 2', 't:line{class="2"} 3')
+    assert sample.total("waiting") == 5
+    assert sample.unknown == ()
+    assert read("t:line 4").total("waiting") == 4
+
+
+def test_processes_with_the_same_requests_count_once(read: Reader) -> None:
+    sample = read(
+        't:busy{tp="0",pp="0",WorkerId="a"} 3',
+        't:busy{tp="1",pp="0",WorkerId="a"} 4',
+        't:busy{tp="0",pp="1",WorkerId="a"} 1',
+        't:busy{tp="0",pp="0",WorkerId="b"} 10',
+        *histogram("t:took_seconds", 'tp="0",', count=5),
+        *histogram("t:took_seconds", 'tp="1",', count=9),
+        *histogram("t:took_seconds", 'tp="2",', count=7),
+    )
+    assert sample.total("running") == 4 + 10
+    assert [h.count for h in sample.histograms] == [9]
+    assert sample.unknown == ()
+
+
+def test_an_older_label_is_kept_under_our_name(read: Reader) -> None:
+    assert values(read('t:busy{name="m"} 3')) == {("running", ("model_name", "m")): 3}
+
+
+def test_the_preferred_source_counts_also_where_only_one_of_them_has_ranks(read: Reader) -> None:
+    sample = read(
+        't:full{engine="0",model_name="m"} 0.5', 't:full{engine="1",model_name="m"} 0.25',
+        't:full_old{model_name="m"} 0.75', 't:full_old{model_name="other"} 1',
+    )  # fmt: skip
+    assert sorted(r.value for r in sample.readings) == [0.25, 0.5, 1]
 
 
 def test_a_gauge_split_by_process_follows_the_one_that_changed_last(read: Reader) -> None:

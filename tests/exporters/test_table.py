@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from servoscope.exporters.catalog import Kind, metric
-from servoscope.exporters.llamacpp.names import TABLE as LLAMACPP
+from servoscope.exporters.engines import ENGINES, parser_for
 from servoscope.exporters.table import Line, Ranks, Table, parse_version
-from servoscope.exporters.vllm.names import TABLE as VLLM
 
-TABLES = pytest.mark.parametrize("table", [VLLM, LLAMACPP], ids=lambda t: t.engine)
+TABLES = pytest.mark.parametrize(
+    "table", [parser_for(engine, None).table for engine in ENGINES], ids=lambda t: t.engine
+)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,9 @@ def test_what_a_version_does_not_offer_is_absent_in_it() -> None:
     assert table.absent_in("0.12.0") == ("running",)
     assert table.absent_in(None) == ()
     assert table.absent_in("nightly") == ()
+    assert table.lines_of("running", "0.9.0") == (line,)
+    assert table.lines_of("running", "0.12.0") == ()
+    assert table.lines_of("running", None) == (line,)
 
 
 @TABLES
@@ -56,6 +60,17 @@ def test_lines_agree_with_the_catalogue(table: Table) -> None:
         assert line.ranks is (Ranks.MAX if ratio else Ranks.SUM), line
         assert {name for name, _ in line.labels} <= set(ours.labels), line
         assert {name for _, name in line.renamed} <= set(ours.labels), line
+        assert not {n for n, _ in line.where} & table.ignored_labels, line
+
+
+@TABLES
+def test_labels_of_a_table_are_one_thing_each(table: Table) -> None:
+    groups = [{table.rank_label}, table.mirror_labels, table.ignored_labels, set(table.kept_labels)]
+    every = [name for group in groups for name in group]
+    assert len(every) == len(set(every))
+    assert {name for _, name in table.renamed_labels} <= set(table.kept_labels)
+    names = {line.name for line in table.lines}
+    assert {name for name, _, _ in table.not_used_series} <= names
 
 
 @TABLES

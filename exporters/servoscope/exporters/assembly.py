@@ -44,8 +44,10 @@ class Group:
 class Place:
     """Where the value of one series goes.
 
-    ``owner`` is the histogram the series belongs to (the engine's name and labels without
-    ``le``): several owners in one group are added up.
+    Of all places of one ``contest`` (a signal of one model) only those whose line has the lowest
+    preference count. ``owner`` is the histogram the series belongs to (the engine's name and
+    labels without ``le``): several owners in one group are added up. Places that share a
+    ``mirror`` are one thing told by several processes: the largest counts, once.
     """
 
     line: Line
@@ -53,12 +55,22 @@ class Place:
     part: str = Part.VALUE
     edge: float = math.nan  # upper, in our unit
     owner: Group | None = None
+    contest: Group | None = None  # None: its group alone
+    mirror: Group | None = None
     by_process: bool = False
+
+    @property
+    def contestant(self) -> Group:
+        """What it competes in."""
+        return self.contest or self.group
+
+
+_Entry = tuple[Place, Series, float]
 
 
 @dataclass(slots=True)
 class _Histogram:
-    line: Line
+    place: Place
     name: str
     buckets: list[tuple[float, float]] = field(default_factory=list)
     sum: float | None = None
@@ -71,7 +83,7 @@ class Assembly:
     def __init__(self, refused: Iterable[Refused]) -> None:
         self.refused: list[Refused] = list(refused)
         self.seen: set[str] = set()  # signals with a series, believed or not
-        self._values: dict[Group, list[tuple[Place, Series, float]]] = {}
+        self._values: dict[Group, list[_Entry]] = {}
         self._histograms: dict[Group, dict[Group, _Histogram]] = {}
 
     def put(self, place: Place, series: Series, value: float) -> None:
@@ -92,7 +104,7 @@ class Assembly:
         histograms = self._histograms.setdefault(place.group, {})
         histogram = histograms.get(owner)
         if histogram is None:
-            histogram = histograms[owner] = _Histogram(place.line, owner.signal)
+            histogram = histograms[owner] = _Histogram(place, owner.signal)
         if place.part == Part.BUCKET:
             histogram.buckets.append((place.edge, value))
         elif place.part == Part.SUM:
@@ -107,31 +119,37 @@ class Assembly:
 
     def readings(self, latest: Latest) -> tuple[Reading, ...]:
         """One reading a group. ``latest`` picks among series that only differ by process."""
+        first = _preferred(place for values in self._values.values() for place, _, _ in values)
         out: list[Reading] = []
         for group, values in self._values.items():
             if len(out) >= MAX_READINGS:
                 self.refuse("text", group.signal, f"more than {MAX_READINGS} readings: rest left")
                 break
-            needed = values[0][0].line.addends
-            if needed > 1 and len({place.line.name for place, _, _ in values}) < needed:
+            kept = [v for v in values if v[0].line.preference == first[v[0].contestant]]
+            if not kept:
+                continue
+            needed = kept[0][0].line.addends
+            if needed > 1 and len({place.line.name for place, _, _ in kept}) < needed:
                 self.seen.discard(group.signal)
                 continue
-            value = values[0][2] if len(values) == 1 else _together(values, latest)
+            value = kept[0][2] if len(kept) == 1 else _together(kept, latest)
             out.append(Reading(group.signal, value, group.labels))
         return tuple(out)
 
     def histograms(self) -> tuple[HistogramReading, ...]:
         """One histogram a group, with the engine's own edges."""
+        first = _preferred(h.place for owned in self._histograms.values() for h in owned.values())
         out: list[HistogramReading] = []
         for group, by_owner in self._histograms.items():
             if len(out) >= MAX_HISTOGRAMS:
                 self.refuse("text", group.signal, f"more than {MAX_HISTOGRAMS} histograms")
                 break
-            first = min(h.line.preference for h in by_owner.values())
+            kept = [
+                h for h in by_owner.values() if h.place.line.preference == first[h.place.contestant]
+            ]
             total: HistogramReading | None = None
-            for histogram in by_owner.values():
-                if histogram.line.preference == first:
-                    total = self._added(group, total, histogram)
+            for histogram in _told_once(kept):
+                total = self._added(group, total, histogram)
             if total is not None:
                 out.append(total)
         return tuple(out)
@@ -139,8 +157,8 @@ class Assembly:
     def _added(
         self, group: Group, total: HistogramReading | None, histogram: _Histogram
     ) -> HistogramReading | None:
-        buckets = tuple(sorted(histogram.buckets))
-        why = _why_no_histogram(buckets, histogram)
+        why = _why_no_histogram(histogram)
+        buckets = tuple(histogram.buckets)
         if why or histogram.sum is None or histogram.count is None:
             self.refuse(histogram.name, repr(buckets[-1:]), why)
             return total
@@ -171,18 +189,54 @@ def why_not(line: Line, value: float) -> str:
     return ""
 
 
-def _together(values: list[tuple[Place, Series, float]], latest: Latest) -> float:
-    first = min(place.line.preference for place, _, _ in values)
-    kept = [entry for entry in values if entry[0].line.preference == first]
+def _preferred(places: Iterable[Place]) -> dict[Group, int]:
+    """The lowest preference that occurs in each contest."""
+    first: dict[Group, int] = {}
+    for place in places:
+        preference = place.line.preference
+        contest = place.contestant
+        if preference < first.get(contest, preference + 1):
+            first[contest] = preference
+    return first
+
+
+def _together(kept: list[_Entry], latest: Latest) -> float:
     line = kept[0][0].line
     if line.kind is Kind.GAUGE and any(place.by_process for place, _, _ in kept):
         return latest((series, value) for _, series, value in kept)
-    if line.ranks is Ranks.SUM:
-        return math.fsum(value for _, _, value in kept)
-    return max(value for _, _, value in kept)
+    values: list[float] = []
+    mirrored: dict[Group, float] = {}
+    for place, _, value in kept:
+        if place.mirror is None:
+            values.append(value)
+        else:
+            mirrored[place.mirror] = max(value, mirrored.get(place.mirror, value))
+    values += mirrored.values()
+    return math.fsum(values) if line.ranks is Ranks.SUM else max(values)
 
 
-def _why_no_histogram(buckets: tuple[tuple[float, float], ...], histogram: _Histogram) -> str:
+def _told_once(histograms: list[_Histogram]) -> list[_Histogram]:
+    """Of histograms that several processes tell of the same requests, the fullest.
+
+    Those that cannot be read stay, to be refused by name.
+    """
+    out: list[_Histogram] = []
+    mirrored: dict[Group, _Histogram] = {}
+    for histogram in histograms:
+        mirror = histogram.place.mirror
+        if mirror is None or _why_no_histogram(histogram):
+            out.append(histogram)
+            continue
+        known = mirrored.setdefault(mirror, histogram)
+        if (histogram.count or 0.0) > (known.count or 0.0):
+            mirrored[mirror] = histogram
+    return [*out, *mirrored.values()]
+
+
+def _why_no_histogram(histogram: _Histogram) -> str:
+    """Why it cannot be read; empty when it can. Puts its buckets in order."""
+    buckets = histogram.buckets
+    buckets.sort()
     total, count = histogram.sum, histogram.count
     if total is None or count is None or not buckets:
         return "histogram without its sum, count or buckets"

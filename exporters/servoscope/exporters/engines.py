@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from servoscope.exporters.llamacpp.parse import Parser as LlamaCppParser
 from servoscope.exporters.records import EngineSample
+from servoscope.exporters.sglang.parse import Parser as SglangParser
+from servoscope.exporters.table import Table
 from servoscope.exporters.vllm.parse import Parser as VllmParser
 
 __all__ = ["ENGINES", "EngineParser", "UnknownEngineError", "parser_for"]
@@ -15,6 +17,7 @@ __all__ = ["ENGINES", "EngineParser", "UnknownEngineError", "parser_for"]
 class EngineParser(Protocol):
     """Reads the metrics texts of one engine, one after the other. Not for two threads."""
 
+    table: ClassVar[Table]
     version: str | None
 
     def parse(self, text: str | bytes) -> EngineSample:
@@ -28,6 +31,7 @@ class UnknownEngineError(ValueError):
 
 _PARSERS: dict[str, Callable[[str | None], EngineParser]] = {
     "vllm": VllmParser,
+    "sglang": SglangParser,
     "llamacpp": LlamaCppParser,
 }
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from servoscope.exporters.assembly import Assembly, Group, Part, Place
 from servoscope.exporters.catalog import Kind
-from servoscope.exporters.exposition import Exposition, Series
-from servoscope.exporters.records import EngineSample
+from servoscope.exporters.exposition import Exposition, Series, TextParser
+from servoscope.exporters.records import EngineSample, Reading
 from servoscope.exporters.table import Labels, Line, Table
 
-__all__ = ["MAX_UNKNOWN", "PROCESS_LABEL", "Mapper"]
+__all__ = ["MAX_UNKNOWN", "PROCESS_LABEL", "Mapper", "TableParser"]
 
 MAX_UNKNOWN = 500
 #: prometheus_client puts it on gauges when an engine has several front-end processes.
@@ -35,7 +36,7 @@ class Mapper:
             self._lines.setdefault(line.name, []).append(line)
         self._plan: dict[Series, tuple[Place, ...]] = {}
         self._groups: dict[tuple[str, Labels], Group] = {}
-        self._unknown: dict[Series, tuple[str, ...]] = {}
+        self._unknown: dict[Series, dict[str, str]] = {}  # what is unknown → how it is reported
         self._changes: dict[Series, tuple[float, int]] = {}
         self._texts = 0
 
@@ -50,11 +51,13 @@ class Mapper:
                 places = plan[series] = self._place(series, exposition.types)
             for place in places:
                 assembly.put(place, series, value)
-        unknown: dict[str, None] = {}
-        for series, names in self._unknown.items():
+        unknown: dict[str, str] = {}  # a label nobody knows once, not for each metric that has it
+        for series, texts in self._unknown.items():
             if series in exposition.samples:
-                unknown.update(dict.fromkeys(names))
-        readings, histograms = assembly.readings(self._latest), assembly.histograms()
+                for key, text in texts.items():
+                    unknown.setdefault(key, text)
+        readings = _possible_hits(assembly.readings(self._latest), assembly)
+        histograms = assembly.histograms()
         self._forget(exposition.samples)
         return EngineSample(
             engine=self.table.engine,
@@ -62,7 +65,7 @@ class Mapper:
             readings=readings,
             histograms=histograms,
             absent=tuple(s for s in self.table.core if s not in assembly.seen),
-            unknown=tuple(unknown)[:MAX_UNKNOWN],
+            unknown=tuple(unknown.values())[:MAX_UNKNOWN],
             refused=tuple(assembly.refused),
         )
 
@@ -75,13 +78,33 @@ class Mapper:
         lines = self._lines.get(base, [])
         if part == Part.CREATED or (not lines and base in self.table.not_used):
             return ()
+        family = _family(series.name, types)
         fitting = [x for x in lines if (x.kind is Kind.HISTOGRAM) == (part != Part.VALUE)]
         if not fitting:
-            self._unknown[series] = (_family(series.name, types),)
-        return tuple(self._place_on(line, part, series) for line in fitting)
+            self._unknown[series] = {family: family}
+            return ()
+        labels = dict(series.labels)
+        if any(labels.get(name, whole) != whole for line in fitting for name, whole in line.whole):
+            return ()  # a part of a total that stands in the text as well
+        chosen = [x for x in fitting if all(labels.get(n, "") in v for n, v in x.where)]
+        if not chosen:
+            self._note_value(series, base, family, fitting)
+        return tuple(self._place_on(line, part, series, family) for line in chosen)
 
-    def _place_on(self, line: Line, part: str, series: Series) -> Place:
-        table, renamed = self.table, dict(line.renamed)
+    def _note_value(self, series: Series, base: str, family: str, lines: list[Line]) -> None:
+        """A known name with a value of a known label that no line claims: reported, not guessed."""
+        known = self.table.not_used_series
+        told = {name for line in lines for name, _ in line.where}
+        pairs = [pair for pair in series.labels if pair[0] in told]
+        if not any((base, *pair) in known for pair in pairs):
+            text = family + "{" + ",".join(f'{n}="{v[:64]}"' for n, v in pairs) + "}"
+            self._unknown[series] = {text: text}
+
+    def _place_on(self, line: Line, part: str, series: Series, family: str) -> Place:
+        table = self.table
+        renamed = dict((*table.renamed_labels, *line.renamed))
+        known = {name for name, _ in (*line.where, *line.whole)}
+        known |= table.ignored_labels | table.mirror_labels
         labels = dict(line.labels)
         edge, odd = math.nan, []
         for name, value in series.labels:
@@ -93,17 +116,29 @@ class Mapper:
                 labels[name] = value
             elif name in renamed:
                 labels[renamed[name]] = value
-            elif name not in table.ignored_labels:
+            elif name not in known:
                 odd.append(name)
         if odd:
-            self._unknown[series] = tuple(f"{series.name}{{{name}}}" for name in odd)
+            self._unknown[series] = {f"{{{name}}}": f"{family}{{{name}}}" for name in odd}
+        kept = tuple(sorted(pair for pair in labels.items() if pair[0] in table.kept_labels))
         return Place(
             line=line,
             group=self._group(line.signal, tuple(sorted(labels.items()))),
+            contest=self._group(line.signal, kept),
             part=part,
             edge=edge,
             owner=None if part == Part.VALUE else self._owner(series),
+            mirror=self._mirror(line, series),
             by_process=PROCESS_LABEL in odd,
+        )
+
+    def _mirror(self, line: Line, series: Series) -> Group | None:
+        """What a series says, whichever process of those with the same requests says it."""
+        mirrors = self.table.mirror_labels
+        if not any(name in mirrors for name, _ in series.labels):
+            return None
+        return self._group(
+            line.name, tuple(p for p in series.labels if p[0] not in mirrors and p[0] != "le")
         )
 
     def _owner(self, series: Series) -> Group:
@@ -153,8 +188,47 @@ class Mapper:
         self._unknown = {s: n for s, n in self._unknown.items() if s in samples}
         self._changes = {s: c for s, c in self._changes.items() if s in samples}
         places = [place for places in self._plan.values() for place in places]
-        groups = [g for p in places for g in (p.group, p.owner) if g is not None]
+        groups = [g for p in places for g in (p.group, p.contest, p.owner, p.mirror) if g]
         self._groups = {(g.signal, g.labels): g for g in groups}
+
+
+class TableParser:
+    """Reads the texts of ONE server, one after the other: every engine's parser is one of these.
+
+    Ranks stay apart (label ``rank``): sum counters and ``running``/``waiting`` over them with
+    ``EngineSample.total``, take the largest ``kv_usage_ratio`` with ``EngineSample.peak``.
+    """
+
+    table: ClassVar[Table]
+
+    def __init__(self, version: str | None = None) -> None:
+        self.version = version
+        self._text = TextParser()
+        self._mapper = Mapper(self.table, version)
+
+    def parse(self, text: str | bytes) -> EngineSample:
+        """Read one whole text. Never raises for what is in it."""
+        return self._mapper.sample(self._text.parse(text))
+
+
+def _possible_hits(readings: tuple[Reading, ...], assembly: Assembly) -> tuple[Reading, ...]:
+    """Refuse hits where a rank found more tokens in one tier than it looked up at all.
+
+    Preemption and retries inflated the hits of some versions (known fault 12), and a hit rate
+    above 1 is no hit rate. Tiers are judged one by one: versions differ in whether the lookups
+    of preempted requests are counted in each.
+    """
+    queries = {r.labels: r.value for r in readings if r.name == "kv_query_tokens_total"}
+    kept: list[Reading] = []
+    for reading in readings:
+        if reading.name == "kv_hit_tokens_total":
+            most = queries.get(tuple(pair for pair in reading.labels if pair[0] != "kv_tier"))
+            if most is not None and reading.value > most:
+                why = f"more hits than the {most:g} queries"
+                assembly.refuse(reading.name, repr(reading.value), why)
+                continue
+        kept.append(reading)
+    return tuple(kept)
 
 
 def _edge(text: str) -> float:

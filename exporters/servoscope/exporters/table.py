@@ -8,10 +8,27 @@ from enum import StrEnum
 
 from servoscope.exporters.catalog import Kind
 
-__all__ = ["Kind", "Labels", "Line", "Ranks", "Table", "Version", "parse_version"]
+__all__ = [
+    "RAY_LABELS",
+    "Kind",
+    "Labels",
+    "Line",
+    "Ranks",
+    "Table",
+    "Version",
+    "Where",
+    "parse_version",
+]
 
 Labels = tuple[tuple[str, str], ...]
 Version = tuple[int, ...]
+Where = tuple[tuple[str, tuple[str, ...]], ...]
+
+#: Put on every metric by Ray: which worker, on which node, for which replica.
+RAY_LABELS = frozenset({
+    "Application", "Component", "Deployment", "JobId", "NodeAddress", "NodeId", "ReplicaId",
+    "SessionName", "Version", "WorkerId", "application", "deployment", "replica",
+})  # fmt: skip
 
 
 class Ranks(StrEnum):
@@ -28,11 +45,18 @@ class Line:
     ``name`` is without prefix and without ``_total``. ``since`` is the first version that was
     read and has it, ``until`` the first version read that no longer has it ("" is open): they
     say what to expect, not what to accept. ``labels`` are put on the reading, ``renamed`` keeps
-    an engine's label under our name. Of the lines of one signal and one set of labels only those
-    of the lowest ``preference`` that occur count (a metric published under its old and its new
-    name is one metric); what then still falls together is put together by ``ranks``. A signal
-    that is the sum of several metrics says how many in ``addends``: with fewer it would be too
-    small, and is absent.
+    an engine's label under our name. Of the lines of one signal and one model only those of the
+    lowest ``preference`` that occur count (a metric published under its old and its new name, or
+    by two parts of an engine, is one metric); what then still falls together is put together by
+    ``ranks``. A signal that is the sum of several metrics says how many in ``addends``: with
+    fewer it would be too small, and is absent.
+
+    ``where`` names labels and the values of them that belong here ("" is a series without the
+    label). ``whole`` names a label that splits a total which is published as well, and the value
+    under which the total is: the parts are left out, or everything would count twice.
+
+    ``after`` says what must have happened before an engine writes the series at all ("" is:
+    nothing, or no more than a finished request): until then it is absent, and that is no fault.
     """
 
     name: str
@@ -46,11 +70,20 @@ class Line:
     preference: int = 0
     addends: int = 1
     factor: float = 1.0  # engine's unit → ours
+    where: Where = ()
+    whole: Labels = ()
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """All that is known of one engine's metric names."""
+    """All that is known of one engine's metric names.
+
+    ``rank_label`` tells replicas apart: each has requests of its own, so counts are summed over
+    it. ``mirror_labels`` tell apart processes that work on the SAME requests (tensor and pipeline
+    ranks): of series that differ in nothing else the largest counts, once. Over
+    ``ignored_labels`` everything is put together by the rule of the line.
+    """
 
     engine: str
     prefixes: tuple[str, ...]
@@ -58,16 +91,26 @@ class Table:
     not_used: frozenset[str]  # known names that mean nothing to us, without prefix and _total
     core: tuple[str, ...]  # signals that are reported as absent where they are
     rank_label: str = ""
+    mirror_labels: frozenset[str] = frozenset()
     kept_labels: tuple[str, ...] = ()
-    ignored_labels: frozenset[str] = frozenset()  # a deployment's labels: put together over them
+    renamed_labels: Labels = ()  # an engine's older label → one of ``kept_labels``
+    ignored_labels: frozenset[str] = frozenset()
+    not_used_series: frozenset[tuple[str, str, str]] = frozenset()  # name, label, value
 
     def absent_in(self, version: str | None) -> tuple[str, ...]:
         """Core signals that no line offers in ``version``; empty when the version is unknown."""
-        parsed = parse_version(version)
-        if parsed is None:
+        if parse_version(version) is None:
             return ()
-        offered = {line.signal for line in self.lines if _offers(line, parsed)}
-        return tuple(signal for signal in self.core if signal not in offered)
+        return tuple(signal for signal in self.core if not self.lines_of(signal, version))
+
+    def lines_of(self, signal: str, version: str | None) -> tuple[Line, ...]:
+        """Lines that offer ``signal`` in ``version``; all of the signal when it is unknown."""
+        parsed = parse_version(version)
+        return tuple(
+            line
+            for line in self.lines
+            if line.signal == signal and (parsed is None or _offers(line, parsed))
+        )
 
 
 def parse_version(text: str | None) -> Version | None:

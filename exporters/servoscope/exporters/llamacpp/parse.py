@@ -6,24 +6,13 @@ take the start of the process from /proc (``cpu.start_unix_seconds``), never fro
 
 from __future__ import annotations
 
-from servoscope.exporters.exposition import TextParser
 from servoscope.exporters.llamacpp.names import TABLE
-from servoscope.exporters.mapping import Mapper
-from servoscope.exporters.records import EngineSample
+from servoscope.exporters.mapping import TableParser
 
 __all__ = ["Parser"]
 
 
-class Parser:
+class Parser(TableParser):
     """Reads the texts of one llama.cpp server. There are no ranks and no model label."""
 
-    engine = TABLE.engine
-
-    def __init__(self, version: str | None = None) -> None:
-        self.version = version
-        self._text = TextParser()
-        self._mapper = Mapper(TABLE, version)
-
-    def parse(self, text: str | bytes) -> EngineSample:
-        """Read one whole text. Never raises for what is in it."""
-        return self._mapper.sample(self._text.parse(text))
+    table = TABLE
