@@ -36,7 +36,7 @@ def test_environment_wins_over_the_file() -> None:
         ("sidecar: 5", "sidecar: expected a mapping"),
         ("slos: 5", "slos: expected a list"),
         ("- a", "expected a mapping of sections"),
-        ("a: [", "not YAML"),
+        ("a: [", "not valid YAML in line 1"),
         ("notify: {page: [{webhook: {url: 'ftp://x'}}]}", "notify.page[0]"),
         ("notify: {pager: []}", "notify.pager"),
         ("sidecar: {1: 3}", "sidecar.1: unknown key"),
@@ -148,7 +148,7 @@ def test_wrong_types_wrong_values_and_wrong_spec_files_are_told_together(tmp_pat
     for key in (
         "sidecar.port: 'abc'", "sidecar.tap", "sidecar.long_prompt_tokens", "sidecar.warmup",
         "collector.port", "collector.max_rows", "labels.max_models", "labels.max_tenants",
-        "a.yaml: objectives[0].target", "none.yaml",
+        "a.yaml: line 3: objectives[0].target", "none.yaml",
     ):  # fmt: skip
         assert told.count(key) >= 1, key
 
@@ -158,7 +158,7 @@ def test_keys_that_hold_only_together_are_no_problem_and_hide_none() -> None:
     assert parse_settings(good + "scrape_max_interval_seconds: 600}", {}).sidecar.allow_remote
     with pytest.raises(SettingsError) as caught:
         parse_settings(good + "tap: maybe, push_attempts: 0}", {})
-    lines = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]]
+    lines = [line.split(": ")[1] for line in str(caught.value).splitlines()[1:]]
     wanted = ["sidecar.scrape_max_interval_seconds", "sidecar.tap", "sidecar.push_attempts"]
     assert lines == wanted
 
@@ -174,10 +174,76 @@ def test_a_wrong_variable_is_blamed_by_its_name() -> None:
     told = [line.strip() for line in str(caught.value).splitlines()]
     for name in environment:
         assert any(line.startswith(f"{name}: ") for line in told), name
-    assert any(line.startswith("sidecar.warmup_seconds: ") for line in told)
+    assert any(line.startswith("line 1: sidecar.warmup_seconds: ") for line in told)
 
 
 @pytest.mark.parametrize(("word", "mode"), [("off", "off"), ("on", "on"), ("auto", "auto")])
 def test_tap_as_people_write_it(word: str, mode: str) -> None:
     assert parse_settings(f"sidecar: {{tap: {word}}}", {}).sidecar.tap == mode
     assert parse_settings("", {"SERVOSCOPE_SIDECAR__TAP": word}).sidecar.tap == mode
+
+
+EVERYTHING = """\
+sidecar:
+  port: abc
+  types:
+    - {request_type: "Not Good", prompt_tokens: [9, 1], output_tokens: [1], endpint: x}
+    - {streaming: 5, max_output_tokens: [-1, 2]}
+    - 7
+    - {request_type: fine, endpoint: /v1/chat/*}
+collector:
+  allowed_hosts: metrics.example.org
+
+notify:
+  page:
+    - webhook: {url: ftp://x, token_file: relative}
+  ticket: [{smoke: {}}]
+slos: [a.yaml]
+"""
+
+
+def test_every_kind_of_file_tells_all_with_key_and_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SPEC.replace("99%", "200%").replace("2s", "2"))
+    file = tmp_path / "servoscope.yaml"
+    file.write_text(EVERYTHING)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(str(file), {})
+    told = [line.strip() for line in str(caught.value).splitlines()[1:]]
+    wanted = [
+        "line 2: sidecar.port:", "line 4: sidecar.types[0].request_type:",
+        "line 4: sidecar.types[0].prompt_tokens:", "line 4: sidecar.types[0].output_tokens:",
+        "line 4: sidecar.types[0].endpint: unknown key; did you mean endpoint?",
+        "line 5: sidecar.types[1].request_type: is missing", "line 5: sidecar.types[1].streaming:",
+        "line 5: sidecar.types[1].max_output_tokens:", "line 6: sidecar.types[2]: expected",
+        "line 9: collector.allowed_hosts: 'metrics.example.org' is not a list",
+        "line 13: notify.page[0].webhook.url:", "line 13: notify.page[0].webhook.token_file:",
+        "line 14: notify.ticket[0].smoke:", "slos: ",
+    ]  # fmt: skip
+    for start in wanted:
+        assert any(line.startswith(start) for line in told), (start, told)
+    for part in ("a.yaml: line 3: objectives[0].target", "a.yaml: line 3: objectives[0].threshold"):
+        assert any(part in line for line in told), (part, told)
+    assert len(told) <= 20
+
+
+def test_a_file_that_is_all_wrong_is_told_in_twenty_lines() -> None:
+    text = "sidecar:\n" + "".join(f"  key{n}: 1\n" for n in range(500))
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, {})
+    assert len(str(caught.value).splitlines()) == 22  # the file's name, 20, and how many more
+    assert str(caught.value).endswith("and 480 more")
+
+
+def test_a_key_given_twice_is_refused_with_its_line() -> None:
+    with pytest.raises(SettingsError, match="line 3: the key 'port' is given twice"):
+        parse_settings("sidecar:\n  port: 1\n  port: 2\n", {})
+
+
+def test_lists_of_hosts_from_file_and_environment() -> None:
+    settings = parse_settings("collector: {allowed_hosts: [a.example, b]}", {})
+    assert settings.collector.allowed_hosts == ("a.example", "b")
+    assert parse_settings(as_yaml(settings), {}) == settings
+    given = parse_settings("", {"SERVOSCOPE_COLLECTOR__ALLOWED_HOSTS": "[c]"})
+    assert given.collector.allowed_hosts == ("c",)
+    with pytest.raises(SettingsError, match="SERVOSCOPE_COLLECTOR__ALLOWED_HOSTS: "):
+        parse_settings("", {"SERVOSCOPE_COLLECTOR__ALLOWED_HOSTS": "[c, 5]"})

@@ -48,7 +48,21 @@ def test_wrong_specs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     spec.write_text(SPEC.replace("99%", "200%"))
     assert main(["slo", "compile", str(spec), "--out", str(tmp_path)], io.StringIO()) == 1
     assert "objectives[0].target" in capsys.readouterr().err
-    assert main(["slo", "compile", "/none.yaml", "--out", str(tmp_path)], io.StringIO()) == 1
+    other = tmp_path / "other" / "shop.yaml"
+    other.parent.mkdir()
+    other.write_text(SPEC)
+    worse = tmp_path / "worse.yaml"
+    worse.write_text(SPEC.replace("99%", "200%").replace("1s", "1"))
+    names = ["/none.yaml", str(spec), str(other), str(worse)]
+    assert main(["slo", "compile", *names, "--out", str(tmp_path)], io.StringIO()) == 1
+    said = capsys.readouterr().err
+    assert "cannot read /none.yaml" in said
+    assert f"{spec}: line 3: objectives[0].target: " in said
+    assert f"{other}: the name shop is taken" in said
+    assert f"{worse}: line 3: objectives[0].target: " in said
+    assert f"{worse}: line 3: objectives[0].threshold: " in said
+    assert len(said.splitlines()) == 5
+    assert not (tmp_path / "rules").exists()
 
 
 def test_a_place_that_cannot_be_written_is_one_line(

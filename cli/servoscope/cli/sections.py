@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ import cattrs
 from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
 
 from servoscope.collector.config import CollectorConfig
-from servoscope.sidecar.config import ControlConfig, LabelsConfig, SidecarConfig
+from servoscope.sidecar.config import (
+    ConfigError,
+    ControlConfig,
+    LabelsConfig,
+    SidecarConfig,
+    TypeRule,
+)
 
 __all__ = [
     "BRIEFLY",
@@ -28,6 +34,7 @@ __all__ = [
 MAX_PROBLEM_CHARACTERS = 500
 BRIEFLY = reprlib.Repr()  # a value in a message, whatever its size
 BRIEFLY.maxlevel = 2
+ANY_TYPE = "any"  # a good request type, to look at the other keys of a rule by themselves
 
 SECTIONS: dict[str, Any] = {
     "sidecar": SidecarConfig,
@@ -54,9 +61,24 @@ def _converter() -> cattrs.Converter:
     for kind in (int, float, bool, str):
         converter.register_structure_hook(kind, strict(kind))
     text = strict(str)
+    texts = _list_of(text)
+    converter.register_structure_hook_func(
+        lambda kind: kind == tuple[str, ...], lambda value, _: texts(value)
+    )
     converter.register_structure_hook(Path, lambda value, _: Path(text(value, str)).expanduser())
     converter.register_unstructure_hook(Path, str)
     return converter
+
+
+def _list_of(item: Callable[[Any, Any], str]) -> Callable[[Any], tuple[str, ...]]:
+    """A structure hook: one text is not the list of its characters."""
+
+    def structure(values: Any) -> tuple[str, ...]:
+        if not isinstance(values, list):
+            raise TypeError(f"{BRIEFLY.repr(values)} is not a list of texts")
+        return tuple(item(value, str) for value in values)
+
+    return structure
 
 
 NAMES: dict[type, str] = {
@@ -115,6 +137,12 @@ def build_section(name: str, values: Any) -> tuple[Any, list[str]]:
         if key in SECTIONS:
             problems.append(f"{name}.{key}: is a section of its own")
             continue
+        if key == "types" and name == "sidecar":
+            rules, wrong = _rules(f"{name}.{key}", value)
+            problems += wrong
+            if not wrong:
+                typed[key] = rules
+            continue
         try:
             typed[key] = getattr(CONVERTER.structure({key: value}, cls), key)
         except ClassValidationError as error:
@@ -122,6 +150,51 @@ def build_section(name: str, values: Any) -> tuple[Any, list[str]]:
         except (ValueError, TypeError) as error:
             problems.append(f"{name}.{key}: {str(error)[:MAX_PROBLEM_CHARACTERS]}")
     return _checked(name, cls(**typed), typed, problems)
+
+
+def _rules(where: str, values: Any) -> tuple[tuple[TypeRule, ...], list[str]]:
+    """Request-type rules, and everything that is wrong with any of them."""
+    if not isinstance(values, list):
+        return (), [f"{where}: expected a list of rules, found {BRIEFLY.repr(values)}"]
+    rules: list[TypeRule] = []
+    problems: list[str] = []
+    for index, value in enumerate(values):
+        rule, wrong = _rule(f"{where}[{index}]", value)
+        problems += wrong
+        if rule is not None:
+            rules.append(rule)
+    return tuple(rules), problems
+
+
+def _rule(where: str, values: Any) -> tuple[TypeRule | None, list[str]]:
+    if not isinstance(values, dict):
+        return None, [f"{where}: expected a mapping, found {BRIEFLY.repr(values)}"]
+    keys = tuple(f.name for f in dataclasses.fields(TypeRule))
+    problems: list[str] = []
+    typed: dict[str, Any] = {"request_type": ANY_TYPE}  # the one that has no default
+    if "request_type" not in values:
+        problems.append(f"{where}.request_type: is missing")
+    for key, value in values.items():
+        try:
+            rule = CONVERTER.structure({"request_type": ANY_TYPE, key: value}, TypeRule)
+        except ClassValidationError as error:
+            problems += _explain(error, where, keys)
+        else:
+            typed[key] = getattr(rule, key)
+    # `validate` stops at the first bad value: put a good one there and ask again.
+    rule = TypeRule(**typed)
+    while True:
+        try:
+            rule.validate(where)
+        except ConfigError as error:
+            problems.append(str(error)[:MAX_PROBLEM_CHARACTERS])
+            key = re.split(r"[.\[]", error.key.removeprefix(f"{where}."), maxsplit=1)[0]
+            if typed.pop(key, None) is None:
+                break  # not one of the rule's own keys: nothing to put right
+            rule = TypeRule(**{"request_type": ANY_TYPE, **typed})
+        else:
+            break
+    return rule, problems
 
 
 def _checked(

@@ -17,11 +17,12 @@ from typing import Any
 import yaml
 
 from servoscope.alerts.alertmanager import Notify, parse_notify
+from servoscope.alerts.document import Document, DocumentError, load_document
+from servoscope.alerts.problems import shown
 from servoscope.alerts.spec import Objective, SpecError, default_spec, load_spec
 from servoscope.cli.sections import (
     BRIEFLY,
     CONVERTER,
-    MAX_PROBLEM_CHARACTERS,
     SECTIONS,
     build_section,
     unknown_key,
@@ -39,16 +40,6 @@ __all__ = [
 
 MAX_FILE_BYTES = 1 << 20
 PREFIX = "SERVOSCOPE_"
-
-
-class _Loader(yaml.SafeLoader):
-    """Without aliases: with them a small file holds a tree of any size (as in alerts.spec)."""
-
-    def compose_node(self, parent: yaml.nodes.Node | None, index: int) -> yaml.nodes.Node | None:
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not accepted", mark)
-        return super().compose_node(parent, index)
 
 
 class SettingsError(Exception):
@@ -77,7 +68,7 @@ class Settings:
             return tuple(default_spec().objectives)
         found, problems = _read_objectives(self.slos)
         if problems:
-            raise SettingsError("\n  ".join(problems))
+            raise SettingsError("\n  ".join(shown(problems)))
         return tuple(found)
 
 
@@ -95,7 +86,7 @@ def _read_objectives(names: Iterable[str]) -> tuple[list[Objective], list[str]]:
             problems.append(f"slos: cannot read {name}: {error}")
             continue
         except SpecError as error:
-            problems.append(f"slos: {name}: {error}")
+            problems += [f"slos: {line}" for line in error.lines(name)]
             continue
         for objective in objectives:
             key = (objective.service, objective.name)
@@ -127,9 +118,9 @@ def _environment(environ: Mapping[str, str]) -> tuple[list[_Variable], list[str]
         if not name.startswith(PREFIX) or not sep:
             continue
         try:
-            value = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            problems.append(f"{name}: not YAML: {str(error)[:MAX_PROBLEM_CHARACTERS]}")
+            value = load_document(text, MAX_FILE_BYTES).value
+        except DocumentError as error:
+            problems.append(f"{name}: {error}")
             continue
         found.append(_Variable(name, section.lower(), key.lower(), value))
     return found, problems
@@ -144,12 +135,12 @@ def parse_settings(text: str, environ: Mapping[str, str], origin: str = "<text>"
 
 
 def _wrong(origin: str, problems: Iterable[str]) -> SettingsError:
-    return SettingsError("\n  ".join([f"{origin}:", *problems]))
+    return SettingsError("\n  ".join([f"{origin}:", *shown(list(problems))]))
 
 
 def _parse(text: str, environ: Mapping[str, str], origin: str) -> tuple[Settings, list[str]]:
     """Settings and what is wrong with them; a section with a problem has its defaults."""
-    tree = _tree(text, origin)
+    document, tree = _tree(text, origin)
     variables, problems = _environment(environ)
     problems += _overlay(tree, variables)
     built: dict[str, Any] = {}
@@ -166,11 +157,17 @@ def _parse(text: str, environ: Mapping[str, str], origin: str) -> tuple[Settings
         built["notify"] = parse_notify(tree.get("notify"))
         built["notify_section"] = tree.get("notify") or {}
     except SpecError as error:
-        problems.append(str(error))
+        problems += error.lines()
     built["sidecar"] = dataclasses.replace(
         built["sidecar"], labels=built.pop("labels"), control=built.pop("control")
     )
-    return Settings(**built, origin=origin), problems
+    return Settings(**built, origin=origin), [_placed(line, document) for line in problems]
+
+
+def _placed(line: str, document: Document) -> str:
+    """``line`` with the line of the file in front where the key it begins with is there."""
+    number = document.line_of(line.partition(": ")[0])
+    return line if number is None else f"line {number}: {line}"
 
 
 def _blamed(line: str, variables: Iterable[_Variable]) -> str:
@@ -182,19 +179,16 @@ def _blamed(line: str, variables: Iterable[_Variable]) -> str:
     return line
 
 
-def _tree(text: str, origin: str) -> dict[str, Any]:
-    """The YAML as a mapping of sections."""
-    if len(text) > MAX_FILE_BYTES:
-        raise SettingsError(f"{origin}: larger than {MAX_FILE_BYTES} bytes")
+def _tree(text: str, origin: str) -> tuple[Document, dict[str, Any]]:
+    """The YAML, and as a mapping of sections."""
     try:
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - it is a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        # ValueError: PyYAML lets some through, e.g. for a date such as 2026-99-99
-        raise SettingsError(f"{origin}: not YAML: {error}") from error
-    tree = {} if tree is None else tree
+        document = load_document(text, MAX_FILE_BYTES)
+    except DocumentError as error:
+        raise SettingsError(f"{origin}: {error}") from error
+    tree = {} if document.value is None else document.value
     if not isinstance(tree, dict):
         raise SettingsError(f"{origin}: expected a mapping of sections, found {BRIEFLY.repr(tree)}")
-    return tree
+    return document, dict(tree)
 
 
 def _overlay(tree: dict[str, Any], variables: Iterable[_Variable]) -> list[str]:

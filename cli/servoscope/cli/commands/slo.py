@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TextIO
 
 from servoscope.alerts.alertmanager import EXAMPLE, Notify, compile_alertmanager
+from servoscope.alerts.problems import shown
 from servoscope.alerts.rules import compile_engine_rules, compile_rules, notes
-from servoscope.alerts.spec import Spec, SpecError, default_spec, load_spec
+from servoscope.alerts.spec import MAX_SPEC_CHARACTERS, Spec, SpecError, default_spec, load_spec
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import load_settings
 
@@ -56,14 +57,22 @@ def _specs(names: list[str]) -> dict[str, Spec]:
     if not names:
         return {"default": default_spec()}
     specs: dict[str, Spec] = {}
+    taken = {"engines"}
+    wrong: list[str] = []
     for name in names:
         path = Path(name).expanduser()
-        if path.stem in (*specs, "engines"):
-            raise CommandError(f"{name}: the name {path.stem} is taken; rename the file")
+        if path.stem in taken:
+            wrong.append(f"{name}: the name {path.stem} is taken; rename the file")
+            continue
+        taken.add(path.stem)
         try:
-            specs[path.stem] = load_spec(path.read_text(encoding="utf-8"), path.name)
+            with path.open(encoding="utf-8") as file:
+                text = file.read(MAX_SPEC_CHARACTERS + 1)  # load_spec refuses what is too long
+            specs[path.stem] = load_spec(text, path.name)
         except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"cannot read {name}: {error}") from error
+            wrong.append(f"cannot read {name}: {error}")
         except SpecError as error:
-            raise CommandError(f"{name}: {error}") from error
+            wrong += error.lines(name)
+    if wrong:
+        raise CommandError("\n  ".join(shown(wrong)))
     return specs
