@@ -36,7 +36,7 @@ LINES: tuple[Line, ...] = (
     Line("prefill_effective_tokens", "kv_hit_tokens_total", _C, _SUM, since="0.5.23",
          where=(("mode", ("storage_hit",)),), labels=(("kv_tier", "storage"),)),
     # Before 0.5.23: counted when a request has ended. "any" is a hit of no named tier.
-    Line("prompt_tokens", "kv_query_tokens_total", _C, _SUM, since="0.4.6", preference=1),
+    Line("prompt_tokens", "kv_query_tokens_total", _C, _SUM, preference=1),
     Line("cached_tokens", "kv_hit_tokens_total", _C, _SUM, since="0.5.9", preference=1,
          where=(("cache_source", ("device", "host", "storage")),),
          renamed=(("cache_source", "kv_tier"),), after="a hit"),
