@@ -149,7 +149,8 @@ class SidecarConfig:
     push_queue_records: int = 20_000
     push_batch_records: int = 1_000
     push_interval_seconds: float = 1.0
-    push_attempts: int = 10
+    push_attempts: int = 10  # of a batch that the collector answers and does not take
+    spool_max_bytes: int = 64 * 1024 * 1024  # of records not yet sent, on disk; 0: memory only
 
     warmup_seconds: float = 60.0  # requests to an engine process younger than this are probes
     long_prompt_tokens: int = 1_024
@@ -229,6 +230,7 @@ class SidecarConfig:
         _number(self.push_batch_records, "sidecar.push_batch_records", 1, most)
         _number(self.push_interval_seconds, "sidecar.push_interval_seconds", 0.01, 3_600)
         _number(self.push_attempts, "sidecar.push_attempts", 1, 1_000)
+        _number(self.spool_max_bytes, "sidecar.spool_max_bytes", 0, 2**34)
 
 
 def _is_loopback(host: str) -> bool:

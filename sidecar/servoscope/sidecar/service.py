@@ -43,6 +43,8 @@ from servoscope.sidecar.publish.families import Registry
 from servoscope.sidecar.publish.host_metrics import HostMetrics
 from servoscope.sidecar.publish.knob_metrics import KnobMetrics
 from servoscope.sidecar.publish.push import Pusher, http_post
+from servoscope.sidecar.publish.spool import Spool
+from servoscope.sidecar.publish.spool_thread import SpoolThread
 from servoscope.sidecar.relay.descriptors import raise_limit, relay_connections
 from servoscope.sidecar.relay.source import RelaySource
 from servoscope.sidecar.sources.plugin import PluginSource
@@ -109,7 +111,8 @@ class Sidecar:
             trust_probe_header=config.labels.trust_probe_header,
             engine_start=lambda: engine_start(self.target.processes, self.clock()),
         )
-        self.pusher = _pusher(config, session, target.server)
+        self.spool = _spool(config, target.server)
+        self.pusher = _pusher(config, session, target.server, self.spool)
         self.aggregate = Aggregate(self.registry, objectives, config.labels)
         self.pipeline = Pipeline(
             self.aggregate,
@@ -161,6 +164,7 @@ class Sidecar:
             control=self.control,
             host_metrics=self.host_metrics,
             pusher=self.pusher,
+            spool=self.spool,
             tap_asked=config.tap == "on",
             refused_hosts=lambda: self.guard.refused,
             steady=time.monotonic,
@@ -231,6 +235,8 @@ class Sidecar:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning("at the end: %r", result)
+        if self.spool is not None:
+            await self.spool.aclose()
 
     async def _read_rest(self) -> None:
         """In the rhythm of the scrape: processes, GPUs, knobs."""
@@ -321,8 +327,19 @@ def _identity(target: Target) -> Identity:
     )
 
 
+def _spool(config: SidecarConfig, server_label: str) -> SpoolThread | None:
+    if not config.collector_url or not config.spool_max_bytes:
+        return None
+    return SpoolThread(
+        Spool(state_dir() / "spool", server_label, config.spool_max_bytes, time.time)
+    )
+
+
 def _pusher(
-    config: SidecarConfig, session: aiohttp.ClientSession, server_label: str
+    config: SidecarConfig,
+    session: aiohttp.ClientSession,
+    server_label: str,
+    spool: SpoolThread | None,
 ) -> Pusher | None:
     if not config.collector_url:
         return None
@@ -337,4 +354,5 @@ def _pusher(
         batch_records=config.push_batch_records,
         interval_seconds=config.push_interval_seconds,
         attempts=config.push_attempts,
+        spool=spool,
     )

@@ -150,7 +150,7 @@ async def test_status_codes(status: int, expected: str) -> None:
 async def test_nobody_there_is_a_retry(unused_tcp_port: int) -> None:
     async with aiohttp.ClientSession() as session:
         post = http_post(session, f"http://127.0.0.1:{unused_tcp_port}")
-        assert await post(b"") == Answer.RETRY
+        assert await post(b"") == Answer.AWAY
 
 
 async def test_a_dead_collector_does_not_slow_the_giver(make_record: Make) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from servoscope.sidecar.measure.pipeline import Pipeline
     from servoscope.sidecar.publish.families import Registry
     from servoscope.sidecar.publish.push import Pusher
+    from servoscope.sidecar.publish.spool_thread import SpoolThread
     from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
     from servoscope.sidecar.sources.selection import Selection
 
@@ -47,6 +48,7 @@ class Report:
         control: KnobControl,
         host_metrics: HostMetrics,
         pusher: Pusher | None,
+        spool: SpoolThread | None,
         tap_asked: bool,
         refused_hosts: Callable[[], int],
         steady: Callable[[], float],
@@ -61,6 +63,7 @@ class Report:
         self._control = control
         self._host_metrics = host_metrics
         self._pusher = pusher
+        self._spool = spool
         self._tap_asked = tap_asked
         self._refused_hosts = refused_hosts
         self._steady = steady
@@ -150,6 +153,12 @@ class Report:
             pushed = {(result,): n for result, n in self._pusher.results.items()}
             own.counters("pushed_records_total", pushed)
             own.gauges("push_queue_records", {(): float(len(self._pusher))})
+        if self._spool is not None:
+            kept = {(result,): n for result, n in self._spool.results.items()}
+            own.counters("spool_records_total", kept)
+            own.counters("spool_damaged_lines_total", {(): self._spool.spool.damaged_lines})
+            own.gauges("spool_bytes", {(): float(self._spool.spool.size)})
+            own.gauges("spool_up", {(): float(self._spool.spool.ready)})
         self._refresh_engine()
 
     def _refresh_losses(self) -> None:
