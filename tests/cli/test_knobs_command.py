@@ -14,7 +14,7 @@ import pytest
 
 from servoscope.cli import main
 from servoscope.cli.commands import knobs
-from servoscope.cli.sidecars import server_of
+from servoscope.cli.servers import server_of
 from servoscope.exporters.cpu import process_stat
 
 

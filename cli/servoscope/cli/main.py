@@ -2,6 +2,8 @@
 
 Data goes to standard output, logs and progress to standard error. Exit codes: 0 done, 1 it failed
 (the message says what to do next), 2 the command or the configuration is wrong, 130 interrupted.
+For ``up``, ``sidecar`` and ``collector`` an interrupt is the usual end: once they have begun, they
+end in order on SIGINT and SIGTERM with 0.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ COMMANDS: dict[str, str] = {
     "knobs": "servoscope.cli.commands.knobs",
     "slo": "servoscope.cli.commands.slo",
     "config": "servoscope.cli.commands.config",
+    "parse": "servoscope.cli.commands.parse",
 }
 
 SUMMARIES: dict[str, str] = {
@@ -55,6 +58,7 @@ SUMMARIES: dict[str, str] = {
     "knobs": "read, set or release an engine's knobs through its sidecar",
     "slo": "compile objectives into Prometheus rules and an Alertmanager configuration",
     "config": "check or show the configuration in force",
+    "parse": "what a saved /metrics text says, what is unknown in it and what was refused",
 }
 
 

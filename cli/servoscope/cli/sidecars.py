@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from servoscope.cli.servers import one_url, server_of
 from servoscope.exporters.cpu import same_process
 from servoscope.exporters.paths import run_dir
 
 __all__ = ["Registered", "SidecarAnswer", "find_sidecar", "registered_sidecars", "request"]
 
 TIMEOUT_SECONDS = 10.0
-DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,6 @@ class SidecarAnswer:
 
     status: int
     body: Mapping[str, Any]
-
-
-def server_of(url: str) -> str:
-    """``host:port`` of a URL. Raises ValueError when it is none."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    if not parts.hostname:
-        raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    host = f"[{host}]" if ":" in host else host
-    return f"{host}:{parts.port or DEFAULT_PORTS.get(parts.scheme, 80)}"
 
 
 def registered_sidecars(directory: Path | None = None) -> list[Registered]:
@@ -68,9 +57,9 @@ def registered_sidecars(directory: Path | None = None) -> list[Registered]:
 
 
 def find_sidecar(url: str, directory: Path | None = None) -> Registered | None:
-    """The live sidecar of the server at ``url``, if there is one."""
-    wanted = server_of(url)
-    return next((s for s in registered_sidecars(directory) if s.server == wanted), None)
+    """The live sidecar of the server at ``url``, if there is one. Raises ValueError: no URL."""
+    wanted = {server_of(url), server_of(one_url(url))}
+    return next((s for s in registered_sidecars(directory) if s.server in wanted), None)
 
 
 def request(sidecar: Registered, path: str, body: Mapping[str, Any] | None = None) -> SidecarAnswer:

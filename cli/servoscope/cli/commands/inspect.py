@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from servoscope.cli.main import CommandError
+from servoscope.cli.servers import one_url, server_of
 from servoscope.cli.settings import load_settings
 from servoscope.cli.sidecars import (
     Registered,
     find_sidecar,
     registered_sidecars,
     request,
-    server_of,
 )
 from servoscope.sidecar.api.inspection import inspect_url
 from servoscope.sidecar.attach.target import AttachError
@@ -38,7 +38,9 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     if payload is None:
         settings = load_settings(args.config)
         try:
-            payload = asyncio.run(inspect_url(args.url, settings.sidecar, engine=args.engine))
+            payload = asyncio.run(
+                inspect_url(one_url(args.url), settings.sidecar, engine=args.engine)
+            )
         except AttachError as error:
             raise CommandError(str(error)) from error
     out.write(json.dumps(payload, indent=2) + "\n" if args.json else text(payload))
@@ -55,11 +57,11 @@ def _from_sidecar(url: str) -> Mapping[str, Any] | None:
 
 def _behind_relay(url: str) -> Mapping[str, Any] | None:
     """What the sidecar says whose relay listens at ``url``."""
-    wanted = server_of(url)
+    wanted = {server_of(url), server_of(one_url(url))}
     for sidecar in registered_sidecars():
         payload = _asked(sidecar)
         relay = payload.get("relay") if payload else None
-        if payload and isinstance(relay, str) and server_of(relay) == wanted:
+        if payload and isinstance(relay, str) and server_of(relay) in wanted:
             return {**payload, "relay_of": sidecar.server}
     return None
 

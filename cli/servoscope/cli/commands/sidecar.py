@@ -9,7 +9,9 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TextIO
 
+from servoscope.cli.ending import EXIT_CODES, until_told
 from servoscope.cli.main import CommandError
+from servoscope.cli.servers import one_url
 from servoscope.cli.settings import SettingsError, load_settings
 from servoscope.sidecar.attach.target import AttachError
 from servoscope.sidecar.config import SidecarConfig
@@ -35,6 +37,7 @@ FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare flags."""
+    parser.epilog = EXIT_CODES
     parser.add_argument("url", help="the engine, e.g. http://127.0.0.1:8000")
     parser.add_argument("--listen", metavar="ADDRESS", help="address of /metrics and the API")
     parser.add_argument("--port", type=int, help="port (default: the first free from 9790)")
@@ -80,13 +83,13 @@ def configured(args: argparse.Namespace, config: SidecarConfig) -> SidecarConfig
 
 
 def execute(args: argparse.Namespace, out: TextIO) -> int:
-    """Run until interrupted."""
+    """Run until SIGINT or SIGTERM: then knobs are given back, queued records sent, exit code 0."""
     del out
     settings = load_settings(args.config)
     config = configured(args, settings.sidecar)
-    work = run_sidecar(args.url, config, settings.objectives(), say=_say)
+    work = run_sidecar(one_url(args.url), config, settings.objectives(), say=_say)
     try:
-        _run(work)
+        _run(until_told(work))
     except (AttachError, TokenError, OSError) as error:  # no port, no right, no such directory
         raise CommandError(str(error)) from error
     return 0

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 from typing import TextIO
 
+from servoscope.cli.ending import EXIT_CODES
 from servoscope.cli.main import CommandError
 from servoscope.cli.settings import load_settings
 from servoscope.cli.stack import Stack, StackError
@@ -21,6 +22,7 @@ HELP = "find LLM servers on this host, attach to each, show live numbers"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare flags."""
+    parser.epilog = EXIT_CODES
     parser.add_argument("urls", nargs="*", metavar="URL", help="attach to these (default: find)")
     parser.add_argument(
         "--embedded",
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace, out: TextIO) -> int:
-    """Run until interrupted or ``--minutes`` are over."""
+    """Run until SIGINT, SIGTERM or the end of ``--minutes``: then all is ended, exit code 0."""
     if args.minutes is not None and args.minutes <= 0:
         raise CommandError("--minutes must be more than 0")
     if not 10 <= args.window <= 86_400:

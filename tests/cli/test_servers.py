@@ -1,0 +1,120 @@
+"""One server has one name, however its address is written; two servers never share one."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servoscope.cli.servers import main_address, one_url, server_of, unique_servers
+
+
+@pytest.mark.parametrize(
+    ("address", "sockets", "main"),
+    [
+        # one socket
+        ("127.0.0.1", [("127.0.0.1", 7)], "127.0.0.1"),
+        ("::1", [("::1", 7)], "::1"),
+        ("192.0.2.7", [("192.0.2.7", 7)], "192.0.2.7"),
+        # wildcards
+        ("192.0.2.7", [("0.0.0.0", 7)], "127.0.0.1"),
+        ("127.0.0.9", [("0.0.0.0", None)], "127.0.0.1"),
+        ("::1", [("::", 7), ("0.0.0.0", 7)], "127.0.0.1"),
+        ("::1", [("::", 7)], "::1"),
+        ("2001:db8::7", [("::", 7)], "::1"),
+        ("0.0.0.0", [("127.0.0.1", 7)], "127.0.0.1"),
+        ("::", [("::1", 7)], "::1"),
+        # one process with several sockets
+        ("::1", [("127.0.0.1", 7), ("::1", 7)], "127.0.0.1"),
+        ("192.0.2.7", [("192.0.2.7", 7), ("127.0.0.1", 7)], "127.0.0.1"),
+        ("::1", [("127.0.0.1", 8), ("127.0.0.1", 7), ("::1", 7)], "127.0.0.1"),  # workers
+        # two servers on one port
+        ("::1", [("127.0.0.1", 7), ("::1", 8)], "::1"),
+        ("127.0.0.1", [("127.0.0.1", 7), ("::1", 8)], "127.0.0.1"),
+        ("::1", [("127.0.0.1", None), ("::1", None)], "::1"),  # not ours to see: not joined
+        # nobody there
+        ("127.0.0.1", [], "127.0.0.1"),
+        ("::1", [("127.0.0.1", 7)], "::1"),
+        # as the kernel writes IPv4 on an IPv6 socket
+        ("127.0.0.1", [("::ffff:127.0.0.1", 7)], "127.0.0.1"),
+        # an address that is good on one link only is not taken for another
+        ("2001:db8::7", [("2001:db8::7", 7), ("fe80::1%eth0", 7)], "2001:db8::7"),
+    ],
+)
+def test_main_address(address: str, sockets: list[tuple[str, int | None]], main: str) -> None:
+    assert main_address(address, sockets) == main
+
+
+ADDRESSES = st.sampled_from(
+    ["127.0.0.1", "::1", "0.0.0.0", "::", "192.0.2.7", "2001:db8::7", "fe80::1%eth0", "strange"]
+)
+SOCKETS = st.lists(st.tuples(ADDRESSES, st.none() | st.integers(1, 3)), max_size=6)
+
+
+@given(st.sampled_from(["127.0.0.1", "::1", "192.0.2.7", "2001:db8::7"]), SOCKETS)
+def test_the_main_address_is_settled(address: str, sockets: list[tuple[str, int | None]]) -> None:
+    main = main_address(address, sockets)
+    assert main_address(main, sockets) == main
+    assert main == address or sockets
+
+
+@contextlib.contextmanager
+def listening(*addresses: str) -> Iterator[int]:
+    with contextlib.ExitStack() as stack:
+        port = 0
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(addresses) - 1)
+            one.bind((address, port))
+            one.listen()
+            port = one.getsockname()[1]
+        yield port
+
+
+FORMS = (
+    "http://localhost:{}", "http://LOCALHOST:{}/v1", "localhost:{}", "http://127.0.0.1:{}",
+    "127.0.0.1:{}", "http://[::1]:{}", "http://[0:0:0:0:0:0:0:1]:{}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1", "::1"), ("0.0.0.0", "::"), ("::",)])
+def test_all_forms_of_a_server_are_one(addresses: tuple[str, ...]) -> None:
+    with listening(*addresses) as port:
+        forms = [form.format(port) for form in FORMS]
+        assert {server_of(one_url(form)) for form in forms} == {f"127.0.0.1:{port}"}
+        assert len(unique_servers(forms)) == 1
+        if "0.0.0.0" in addresses:
+            assert server_of(one_url(f"http://0.0.0.0:{port}")) == f"127.0.0.1:{port}"
+
+
+def test_a_server_on_ipv6_alone_keeps_its_address() -> None:
+    with listening("::1") as port:
+        assert one_url(f"http://[::1]:{port}") == f"http://[::1]:{port}"
+        assert one_url(f"http://127.0.0.1:{port}") == f"http://127.0.0.1:{port}"  # another one's
+
+
+def test_a_path_stays() -> None:
+    with listening("127.0.0.1") as port:
+        assert one_url(f"http://localhost:{port}/v1") == f"http://127.0.0.1:{port}/v1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://localhost:8443", "http://host.invalid:80", "http://[::1", "ftp://x", "", "http://:80",
+     "http://127.0.0.1:99999"],
+)  # fmt: skip
+def test_what_is_left_as_it_is(url: str) -> None:
+    assert one_url(url) == url
+
+
+def test_what_is_no_url_is_said() -> None:
+    with pytest.raises(ValueError, match="Port out of range"):
+        unique_servers(["http://127.0.0.1:99999"])
+    with pytest.raises(ValueError, match="is not a URL"):
+        unique_servers(["http://"])
