@@ -23,7 +23,7 @@ HELP = "what a saved /metrics text says, what is unknown in it and what was refu
 _EPILOG = """\
 Reads the Prometheus or OpenMetrics text of an engine, as `curl -s URL/metrics` saves it; gzip is
 undone. At most 16 MiB of text are read. Attach the output of --json to a bug report: it holds
-numbers, metric names and labels, and no prompt.
+numbers, metric names and labels (the model's name among them), and no prompt.
 
 --json is {engine, version, signals, absent, absent_by_design, unknown, refused, ...}. Of each
 signal: {value, unit, labels, kind, rule, series}. Series of several ranks, models, tiers or
@@ -88,11 +88,14 @@ def _wants_colour(out: TextIO) -> bool:
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _nothing(found: Mapping[str, Any], name: str) -> str:
+def _nothing(found: Mapping[str, Any], file: str) -> str:
+    name = "standard input" if file == "-" else _clean(file)
+    if found["engine"] is not None and found["refused_total"]:
+        return f"no number of {found['engine']} in {name} could be believed"
     if found["engine"] is not None:
-        return f"nothing in {_clean(name)} is a number of {found['engine']} that is known"
+        return f"no number of {found['engine']} in {name} is known"
     return (
-        f"no metric of {', '.join(ENGINES)} in {_clean(name)}; save one with: "
+        f"no metric of {', '.join(ENGINES)} in {name}; save one with: "
         "curl -s http://HOST:PORT/metrics -o metrics.txt (llama.cpp: started with --metrics, "
         "SGLang: with --enable-metrics)"
     )
@@ -121,15 +124,13 @@ class _Picture:
         yield from self._absent()
         unknown = found["unknown"]
         yield from self._listed("unknown", "33", [_clean(name) for name in unknown], len(unknown))
-        refused = [f"{_clean(r['name'])} = {_clean(r['value'])}: {r['why']}" for r in found["refused"]]
+        refused = [_refused(entry) for entry in found["refused"]]
         yield from self._listed("refused", "31", refused, found["refused_total"])
 
     def _others(self) -> str:
-        others = {k: n for k, n in found.items() if k != self._found["engine"]} if (
-            found := self._found["recognised"]
-        ) else {}
-        named = ", ".join(f"{n} of {k}" for k, n in others.items())
-        return f"  (the text also holds series: {named}; choose with --engine)" if named else ""
+        ours, recognised = self._found["engine"], self._found["recognised"]
+        others = ", ".join(f"{n} of {kind}" for kind, n in recognised.items() if kind != ours)
+        return f"  (the text also holds series: {others}; choose with --engine)" if others else ""
 
     def _signals(self) -> Iterator[str]:
         signals = self._found["signals"]
@@ -139,14 +140,19 @@ class _Picture:
         yield ""
         yield self._styled(f"{'signal':<{width}}  {'value':>14}  {'unit':<8} of", "1")
         for name, signal in signals.items():
-            yield f"{name:<{width}}  {_number(signal['value']):>14}  {_unit(signal):<8} {_of(signal)}"
+            value = f"{_number(signal['value']):>14}"
+            yield f"{name:<{width}}  {value}  {_unit(signal):<8} {_of(signal)}".rstrip()
             if len(signal["series"]) > 1:
-                for series in signal["series"][:_MAX_LISTED]:
-                    own = {k: v for k, v in series["labels"].items() if k not in signal["labels"]}
-                    shown = f"  {_labels(own):<{width - 2}}  {_number(series['value']):>14}"
-                    yield self._styled(shown, "2")
-                if more := len(signal["series"]) - _MAX_LISTED:
-                    yield from [f"  and {more} more series"] if more > 0 else []
+                yield from self._series(signal, width)
+
+    def _series(self, signal: Mapping[str, Any], width: int) -> Iterator[str]:
+        for series in signal["series"][:_MAX_LISTED]:
+            own = {k: v for k, v in series["labels"].items() if k not in signal["labels"]}
+            shown = f"  {_labels(own):<{width - 2}}  {_number(series['value']):>14}"
+            yield self._styled(shown, "2")
+        more = len(signal["series"]) - _MAX_LISTED
+        if more > 0:
+            yield f"  and {more} more series"
 
     def _absent(self) -> Iterator[str]:
         by_design = set(self._found["absent_by_design"])
@@ -187,6 +193,11 @@ def _of(signal: Mapping[str, Any]) -> str:
     else:
         said = f"{signal['rule']} of {count}" if count > 1 else ""
     return "  ".join(part for part in (said, shared) if part)
+
+
+def _refused(entry: Mapping[str, str]) -> str:
+    value = f" = {_clean(entry['value'])}" if entry["value"] else ""
+    return f"{_clean(entry['name'])}{value}: {_clean(entry['why'])}"
 
 
 def _labels(labels: Mapping[str, str]) -> str:
