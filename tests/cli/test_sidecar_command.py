@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +38,51 @@ def engine() -> Iterator[str]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.fixture
+def engine_twice() -> Iterator[int]:
+    """One process that listens on both loopback addresses, as a server on `localhost` does."""
+
+    class Six(ThreadingHTTPServer):
+        address_family = socket.AF_INET6
+
+    four = ThreadingHTTPServer(("127.0.0.1", 0), _Engine)
+    six = Six(("::1", four.server_address[1]), _Engine)
+    threads = [Thread(target=server.serve_forever) for server in (four, six)]
+    for thread in threads:
+        thread.start()
+    yield four.server_address[1]
+    for server, thread in zip((four, six), threads, strict=True):
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_server_by_another_of_its_names_has_a_sidecar_already(
+    tmp_path: Path, engine_twice: int
+) -> None:
+    first = subprocess.Popen(
+        [sys.executable, "-m", "servoscope.cli.main", "sidecar", f"http://[::1]:{engine_twice}",
+         "--tap", "off", "--collector", "off"],
+        env={
+            "SERVOSCOPE_STATE": str(tmp_path / "state"),
+            "SERVOSCOPE_RUN_DIR": str(tmp_path / "run"),
+        },
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "run").glob("sidecars/*.json")):
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        names = [p.name for p in (tmp_path / "run" / "sidecars").glob("*.json")]
+        assert names == [f"127.0.0.1:{engine_twice}.json"]
+        for url in (f"http://localhost:{engine_twice}", f"127.0.0.1:{engine_twice}"):
+            assert "has a sidecar already" in failing(tmp_path, url)
+    finally:
+        first.terminate()
+        assert first.wait(120) == 0
 
 
 def failing(tmp_path: Path, *words: str, **places: str) -> str:

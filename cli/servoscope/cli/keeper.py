@@ -16,7 +16,7 @@ from servoscope.collector.config import CollectorConfig
 
 __all__ = ["Keeper"]
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0  # a bound on waiting, for the slowest of machines
 POLL_SECONDS = 1.0
 AWAY_SECONDS = 3.0  # a collector that was not ours is replaced when silent for longer
 MAX_TAKEOVERS = 3

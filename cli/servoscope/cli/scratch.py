@@ -46,8 +46,10 @@ def _remove_database(path: Path) -> None:
 
 def free_port(host: str, first: int) -> int:
     """The first port from ``first`` that can be bound; 0: any. Raises StackError."""
+    host = host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, min(first + PORTS_TRIED, HIGHEST_PORT + 1)):
-        with socket.socket() as probe:
+        with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
