@@ -1,6 +1,6 @@
 """A real vLLM, our plug-in, sidecar and collector, against the client's own truth.
 
-One engine serves all tests of this module, in order: numbers, overview, knobs, restart. Figures are
+One engine serves all tests of this module, in order: numbers, overview, restart. Figures are
 printed (`pytest -s` or the report of a failure shows them).
 """
 
@@ -24,12 +24,11 @@ from engines.page_timing import (
     running,
 )
 from engines.product import Product, Series, fetch, wait_for
-from engines.truth import TOKENS, Medians, plan, records, rounds_until_agreement, run
+from engines.truth import Medians, plan, records, rounds_until_agreement, run
 from engines.vllm_cpu import ONE_CORE, ROOT, VllmServer
 from servoscope.alerts.alertmanager import compile_alertmanager
 from servoscope.dashboards.live import prometheus_reader, silent_queries
 from servoscope.exporters.records import Outcome
-from servoscope.lab.plan import mixed_plan
 from servoscope.lab.request import Observed, PlannedRequest
 from stack.harness import Stack, speed_up
 from stack.test_page_end_to_end import FAST
@@ -170,58 +169,6 @@ def test_disconnects_are_counted_once(engine: VllmServer, product: Product) -> N
 
 def leaves(planned: PlannedRequest) -> bool:
     return planned.abort_after_seconds is not None or planned.abort_after_token_events is not None
-
-
-def _step_max(product: Product, seconds: float, load: Any) -> float:
-    """Most tokens in one step while ``load`` runs."""
-    peak = 0.0
-    end = time.monotonic() + seconds
-    worker = threading.Thread(target=load)
-    worker.start()
-    while worker.is_alive() and time.monotonic() < end:
-        peak = max(peak, product.metrics().total("servoscope_step_tokens_max"))
-        time.sleep(0.5)
-    worker.join()
-    time.sleep(2.5)
-    return max(peak, product.metrics().total("servoscope_step_tokens_max"))
-
-
-def test_knob_through_the_cli_is_live_audited_and_reverts(
-    engine: VllmServer, product: Product
-) -> None:
-    results: list[Observed] = []
-
-    def load() -> None:
-        long_prompts = mixed_plan(
-            16, seed=int(time.time()), model="tiny", vocabulary=TOKENS, shared_share=0.0
-        )
-        results.extend(run(engine.url, long_prompts, concurrency=12))
-
-    assert _step_max(product, 60, load) > 1024
-    done = product.run("knobs", engine.url, "set", "chunk_tokens=256")
-    assert done.returncode == 0, done.stderr
-    assert "applied: chunk_tokens=256" in done.stdout
-    time.sleep(2.5)  # the peak of before is read once
-    peak = _step_max(product, 90, load)
-    print(f"\nchunk_tokens=256: most tokens in a step {peak:g}")
-    assert 0 < peak <= 256
-    assert all(o.outcome in (Outcome.COMPLETED, Outcome.LENGTH) for o in results)
-    audit = (product.home / "state" / "audit.jsonl").read_text().splitlines()
-    assert any("chunk_tokens" in line for line in audit)
-    refused = product.run("knobs", engine.url, "set", "chunk_tokens=100000")
-    assert refused.returncode == 1
-    assert "chunk_tokens" in refused.stderr
-
-    product.kill_sidecar()
-    killed = time.monotonic()
-    product.start_sidecar()
-    wait_for(
-        lambda: product.metrics().total("servoscope_knob_value", knob="chunk_tokens") == 2048,
-        40,
-        pause=0.5,
-    )
-    print(f"back at 2048 after {time.monotonic() - killed:.1f} s")
-    assert time.monotonic() - killed <= 35
 
 
 @pytest.mark.stack
