@@ -1,0 +1,359 @@
+"""A real SGLang on the CPU for tests and benchmarks: environment, model, server.
+
+SGLang publishes no CPU build, and its requirements pull CUDA. ``environment()`` therefore builds
+a virtual environment once, in a cache outside the checkout, from a pinned list without
+dependencies (sglang_cpu.txt), with stubs for what a CPU cannot have (sglang_stubs.py) and with
+this checkout in it. ``model(kind)`` makes a small random model with saved weights.
+``SglangServer`` starts the server on a free loopback port and always ends its whole process tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from engines.process import (
+    TORCH_INDEX_VARIABLE,
+    EngineError,
+    ProcessTree,
+    cache_directory,
+    free_port,
+    install_checkout,
+    locked,
+    run,
+)
+
+__all__ = ["VERSION", "EngineError", "SglangServer", "environment", "model", "other_version"]
+
+VERSION = "0.5.23"
+TORCH = "torch==2.13.0+cpu"
+HERE = Path(__file__).resolve().parent
+REQUIREMENTS = HERE / "sglang_cpu.txt"
+STUBS = HERE / "sglang_stubs.py"
+#: Compilers for GPUs and what they link: half of triton's size, and no import needs them.
+UNUSED = ("triton/backends/nvidia/lib", "triton/backends/nvidia/bin", "triton/backends/amd/lib")
+MODELS: Mapping[str, tuple[int, int]] = {"mid": (512, 6), "tiny": (128, 2)}  # hidden, layers
+SERVED_NAME = "tiny"
+START_SECONDS = 240.0
+#: An allow-list must name something; nothing has this name.
+NO_PLUGIN = "servoscope_none"
+
+
+def environment() -> Path:
+    """The virtual environment with SGLang, the stubs and this checkout; built on first use."""
+    home = cache_directory() / "engines" / f"sglang-cpu-{VERSION}"
+    python = home / "bin" / "python"
+    with locked(f"sglang-cpu-{VERSION}"):
+        stamp = home / ".servoscope-built"
+        if not stamp.exists() or stamp.read_text() != _recipe():
+            _build(home, python)
+            # Last of all: a build that was cut short has no stamp, and is made anew.
+            stamp.write_text(_recipe())
+        _install_stubs(_packages(home))
+        install_checkout(home, python)
+    return home
+
+
+def other_version(version: str) -> Path:
+    """A directory for PYTHONPATH with another SGLang, to run on the same environment."""
+    home = environment() / "other" / version
+    with locked(f"sglang-{version}"):
+        if not home.exists():
+            with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
+                made = Path(scratch) / version
+                python = environment() / "bin" / "python"
+                _pip(python, ["--target", str(made), f"sglang=={version}"], 600)
+                home.parent.mkdir(parents=True, exist_ok=True)
+                made.rename(home)
+    return home
+
+
+def _recipe() -> str:
+    """Changes when a build would give something else."""
+    made_of = f"{sys.version_info[:2]} {TORCH} {VERSION} {UNUSED}".encode()
+    return hashlib.sha256(made_of + REQUIREMENTS.read_bytes()).hexdigest()
+
+
+def _packages(home: Path) -> Path:
+    return home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+
+
+def _build(home: Path, python: Path) -> None:
+    """About 2 minutes and 2 GB."""
+    shutil.rmtree(home, ignore_errors=True)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    run([sys.executable, "-m", "venv", str(home)], 120)
+    _install_torch(python)
+    _pip(python, ["-r", str(REQUIREMENTS), f"sglang=={VERSION}"], 1200)
+    packages = _packages(home)
+    for unused in UNUSED:
+        shutil.rmtree(packages / unused, ignore_errors=True)
+    built_for = run([str(python), "-c", "import torch; print(torch.version.cuda)"], 120).strip()
+    if built_for != "None":
+        raise EngineError(f"torch in {home} is a build for CUDA {built_for}, not for the CPU")
+
+
+def _install_torch(python: Path) -> None:
+    """The local version says that it is the CPU build: no index can answer with another."""
+    try:
+        _pip(python, [TORCH], 900)
+    except EngineError as error:
+        index = os.environ.get(TORCH_INDEX_VARIABLE)
+        if not index:
+            raise EngineError(
+                f"{error}\npip found no CPU build of torch: set {TORCH_INDEX_VARIABLE} to the URL "
+                "of PyTorch's index of CPU wheels"
+            ) from error
+        # Not tried first: an index that cannot be reached costs minutes of retries.
+        _pip(python, ["--extra-index-url", index, TORCH], 900)
+
+
+def _pip(python: Path, what: Iterable[str], seconds: float) -> None:
+    """Install exactly this. Bytecode is made on import: most of it is never imported."""
+    run(
+        [
+            str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check",
+            "--no-deps", "--no-compile", "--only-binary=:all:", *what,
+        ],
+        seconds,
+    )  # fmt: skip
+
+
+def _install_stubs(packages: Path) -> None:
+    copy = packages / STUBS.name
+    if not copy.exists() or copy.read_bytes() != STUBS.read_bytes():
+        shutil.copyfile(STUBS, copy)
+    (packages / "servoscope_sglang_stubs.pth").write_text(
+        f"import {STUBS.stem}; {STUBS.stem}.install()\n"
+    )
+
+
+def model(kind: str = "tiny") -> Path:
+    """Directory of a small random model with saved weights; made on first use.
+
+    The same directory and content as for the other engines: answers can be compared.
+    """
+    hidden, layers = MODELS[kind]
+    home = cache_directory() / "models" / kind
+    python = environment() / "bin" / "python"
+    with locked(f"model-{kind}"):
+        if not (home / "model.safetensors").exists():
+            script = HERE / "make_model.py"
+            with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
+                made = Path(scratch) / kind
+                run([str(python), str(script), str(made), str(hidden), str(layers)], 300)
+                home.parent.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(home, ignore_errors=True)
+                made.rename(home)
+    return home
+
+
+class SglangServer:
+    """``python -m sglang.launch_server`` on a free loopback port.
+
+    Args:
+        kind: which model (see MODELS).
+        tp: tensor-parallel ranks, one scheduler process each. Each rank computes on one core.
+        plugin: False starts it with nothing of ours in it (allow-list without our name).
+        knobs: let the plug-in change the scheduler (SERVOSCOPE_KNOBS=1).
+        args: further command-line arguments; they come last, so they win.
+        env: further environment.
+        run_dir: SERVOSCOPE_RUN_DIR; a directory of its own unless given.
+        version: another SGLang than VERSION, on the same environment.
+
+    Raises EngineError when it does not get healthy in START_SECONDS.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str = "tiny",
+        tp: int = 1,
+        plugin: bool = True,
+        knobs: bool = False,
+        dtype: str = "float32",
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        run_dir: Path | None = None,
+        port: int | None = None,
+        version: str = VERSION,
+    ) -> None:
+        self._kind = kind
+        self.tp = tp
+        self._plugin = plugin
+        self._knobs = knobs
+        self._dtype = dtype
+        self._args = tuple(args)
+        self._env = dict(env or {})
+        self.version = version
+        self._tree: ProcessTree | None = None
+        self._scratch = Path(tempfile.mkdtemp(prefix="servoscope-sglang-"))
+        self.run_dir = run_dir or self._scratch / "run"
+        #: Where SGLang writes one line a request, without the prompt's text.
+        self.request_metrics_dir = self._scratch / "request-metrics"
+        self.log_path = self._scratch / "server.log"
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.model_name = SERVED_NAME
+
+    @property
+    def pid(self) -> int:
+        """Pid of the HTTP server."""
+        if self._tree is None:
+            raise EngineError("not started")
+        return self._tree.pid
+
+    def pids(self) -> list[int]:
+        """The HTTP server and everything it started: schedulers, detokenizer, resource tracker."""
+        return [] if self._tree is None else [process.pid for process in self._tree.members()]
+
+    def log_tail(self, size: int = 4000) -> str:
+        """Last characters of the engine's log."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return text[-size:]
+
+    def __enter__(self) -> SglangServer:
+        try:
+            self.start()
+        except BaseException:
+            self._clean()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._clean()
+
+    def _clean(self) -> None:
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start and wait until /health answers."""
+        command, env = self._command(environment()), self._environment()
+        for directory in ("tmp", "multiprocess"):
+            (self._scratch / directory).mkdir(exist_ok=True)
+        self._tree = tree = ProcessTree(command, env=env, cwd=self._scratch, log_path=self.log_path)
+        try:
+            self._wait_until_healthy(tree)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_healthy(self, tree: ProcessTree) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            code = tree.ended()
+            if code is not None:
+                raise EngineError(f"SGLang ended with {code} while starting:\n{self.log_tail()}")
+            if self._healthy():
+                tree.note_shared_memory()  # for a tree that crashes before it is ended
+                return
+            time.sleep(0.5)
+        tail = self.log_tail()
+        raise EngineError(f"SGLang was not healthy within {START_SECONDS:g} s:\n{tail}")
+
+    def stop(self) -> None:
+        """End the process tree: SIGTERM, then SIGKILL to what is left."""
+        self._end(gently=True)
+
+    def kill(self) -> None:
+        """End the process tree at once, as a crash would."""
+        self._end(gently=False)
+
+    def _end(self, *, gently: bool) -> None:
+        tree, self._tree = self._tree, None
+        if tree is not None:
+            tree.end(gently=gently)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _command(self, home: Path) -> list[str]:
+        return [
+            str(home / "bin" / "python"), "-m", "sglang.launch_server",
+            "--model-path", str(model(self._kind)), "--served-model-name", SERVED_NAME,
+            "--device", "cpu", "--attention-backend", "torch_native",
+            "--sampling-backend", "pytorch", "--grammar-backend", "none",
+            "--dtype", self._dtype, "--random-seed", "1", "--tp-size", str(self.tp),
+            "--disable-cuda-graph", "--mem-fraction-static", "0.2",
+            "--max-total-tokens", "32768", "--context-length", "8192",
+            "--max-running-requests", "16", "--chunked-prefill-size", "512",
+            "--enable-metrics", "--enable-cache-report", "--decode-log-interval", "5",
+            # Level 0 drops texts and token ids from the file too.
+            "--log-requests", "--log-requests-level", "0",
+            "--export-metrics-to-file",
+            "--export-metrics-to-file-dir", str(self.request_metrics_dir),
+            "--sleep-on-idle", "--skip-server-warmup", "--watchdog-timeout", "900",
+            "--host", "127.0.0.1", "--port", str(self.port),
+            *self._args,
+        ]  # fmt: skip
+
+    def _environment(self) -> dict[str, str]:
+        foreign = ("SERVOSCOPE_", "SGLANG_", "PROMETHEUS_", "PYTHON")
+        env = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+        env |= {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank) for rank in range(self.tp)),
+            # A health check that generates would be in the counters that tests compare.
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            "OMP_NUM_THREADS": "1",
+            # Two small helpers would be compiled within the first request, for 20 s.
+            "TORCHDYNAMO_DISABLE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "DO_NOT_TRACK": "1",
+            # What a killed server leaves behind goes with the scratch directory.
+            "TMPDIR": str(self._scratch / "tmp"),
+            "SGLANG_CACHE_DIR": str(self._scratch / "cache"),
+            "PROMETHEUS_MULTIPROC_DIR": str(self._scratch / "multiprocess"),
+            "SERVOSCOPE_RUN_DIR": str(self.run_dir),
+        }
+        if self.version != VERSION:
+            env["PYTHONPATH"] = str(other_version(self.version))
+        if not self._plugin:
+            env["SGLANG_PLUGINS"] = NO_PLUGIN
+        if self._knobs:
+            env["SERVOSCOPE_KNOBS"] = "1"
+        return env | self._env
+
+    def get_text(self, path: str) -> str:
+        """A GET."""
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def get_json(self, path: str) -> Any:
+        """A GET, parsed."""
+        return json.loads(self.get_text(path))
+
+    def post_json(self, path: str, body: Mapping[str, Any], seconds: float = 120) -> Any:
+        """A POST of JSON, parsed. Raises urllib.error.HTTPError."""
+        request = urllib.request.Request(
+            f"{self.url}{path}",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return json.load(answer)
