@@ -108,6 +108,8 @@ class ControlConfig:
     lease_seconds: float = 30.0
     renew_seconds: float = 5.0
     max_audit_bytes: int = 64 * 1024 * 1024  # no change is made once the audit file is this large
+    policy_seconds: float = 20.0  # between two questions for the collector's policy, give or take
+    obey_policy: bool = False  # refuse to set knobs while the collector's control mode forbids it
 
     def validate(self) -> None:
         """Raises ConfigError for a lease that could lapse between two renewals."""
@@ -115,6 +117,7 @@ class ControlConfig:
         _number(self.lease_seconds, "control.lease_seconds", 1.0, 30.0)
         _number(self.renew_seconds, "control.renew_seconds", 0.1, self.lease_seconds / 2)
         _number(self.max_audit_bytes, "control.max_audit_bytes", 4096, 2**40)
+        _number(self.policy_seconds, "control.policy_seconds", 1.0, 3_600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

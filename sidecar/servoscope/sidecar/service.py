@@ -15,7 +15,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -42,9 +41,7 @@ from servoscope.sidecar.publish.engine_metrics import EngineMetrics
 from servoscope.sidecar.publish.families import Registry
 from servoscope.sidecar.publish.host_metrics import HostMetrics
 from servoscope.sidecar.publish.knob_metrics import KnobMetrics
-from servoscope.sidecar.publish.push import Pusher, http_post
-from servoscope.sidecar.publish.spool import Spool
-from servoscope.sidecar.publish.spool_thread import SpoolThread
+from servoscope.sidecar.publish.outlet import Outlet
 from servoscope.sidecar.relay.descriptors import raise_limit, relay_connections
 from servoscope.sidecar.relay.source import RelaySource
 from servoscope.sidecar.sources.plugin import PluginSource
@@ -111,8 +108,8 @@ class Sidecar:
             trust_probe_header=config.labels.trust_probe_header,
             engine_start=lambda: engine_start(self.target.processes, self.clock()),
         )
-        self.spool = _spool(config, target.server)
-        self.pusher = _pusher(config, session, target.server, self.spool)
+        self.outlet = Outlet(config, objectives, session, target.server, state_dir())
+        self.pusher = self.outlet.pusher
         self.aggregate = Aggregate(self.registry, objectives, config.labels)
         self.pipeline = Pipeline(
             self.aggregate,
@@ -139,6 +136,7 @@ class Sidecar:
             lambda: find_knob_sockets(self.target.run_dirs, self.target.pids),
             engine=target.engine,
             clock=self.clock,
+            forbidden=lambda: self.outlet.policy.refuses_knobs,
         )
         self.plugin = PluginSource(
             lambda: (self.target.run_dirs, list(self.target.pids)),
@@ -163,8 +161,7 @@ class Sidecar:
             classifier=self.classifier,
             control=self.control,
             host_metrics=self.host_metrics,
-            pusher=self.pusher,
-            spool=self.spool,
+            outlet=self.outlet,
             tap_asked=config.tap == "on",
             refused_hosts=lambda: self.guard.refused,
             steady=time.monotonic,
@@ -209,6 +206,7 @@ class Sidecar:
             self.scrape.run(),
             self.watch.run(),
             self.control.run(),
+            self.outlet.policy.run(),
         ]
         if self.pusher is not None:
             jobs.append(self.pusher.run())
@@ -235,8 +233,8 @@ class Sidecar:
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 log.warning("at the end: %r", result)
-        if self.spool is not None:
-            await self.spool.aclose()
+        if self.outlet.spool is not None:
+            await self.outlet.spool.aclose()
 
     async def _read_rest(self) -> None:
         """In the rhythm of the scrape: processes, GPUs, knobs."""
@@ -324,35 +322,4 @@ def _identity(target: Target) -> Identity:
         model_name=target.model_name,
         model_version=target.model_version,
         gpu_model=target.gpu_model,
-    )
-
-
-def _spool(config: SidecarConfig, server_label: str) -> SpoolThread | None:
-    if not config.collector_url or not config.spool_max_bytes:
-        return None
-    return SpoolThread(
-        Spool(state_dir() / "spool", server_label, config.spool_max_bytes, time.time)
-    )
-
-
-def _pusher(
-    config: SidecarConfig,
-    session: aiohttp.ClientSession,
-    server_label: str,
-    spool: SpoolThread | None,
-) -> Pusher | None:
-    if not config.collector_url:
-        return None
-    word = ""
-    if config.collector_token_file:
-        word = token.read_token(Path(config.collector_token_file).expanduser())
-    return Pusher(
-        http_post(session, config.collector_url, word),
-        sidecar_id=f"{socket.gethostname()}/{server_label}"[:128],
-        epoch=time.time_ns() // 1_000_000,
-        queue_records=config.push_queue_records,
-        batch_records=config.push_batch_records,
-        interval_seconds=config.push_interval_seconds,
-        attempts=config.push_attempts,
-        spool=spool,
     )

@@ -88,10 +88,12 @@ class Bench:
         self.sockets = [directory / "knobs-1-dp0.sock"]
         self.connects = 0
         self.audit_path = directory / "audit.jsonl"
+        self.forbidden = ""
         self.audit = AuditLog(self.audit_path, 1_000_000)
         self.control = KnobControl(
             ControlConfig(renew_seconds=0.1), self.audit, "h:1", lambda: self.sockets,
             clock=lambda: self.now, steady=lambda: self.steady, connect=self._connect,
+            forbidden=lambda: self.forbidden,
         )  # fmt: skip
 
     async def _connect(self, _paths: Sequence[Path]) -> FakeRanks:
@@ -216,6 +218,36 @@ async def test_a_step_of_the_wall_clock_drops_no_lease(bench: Bench, jump: float
     bench.steady += 2.0
     await bench.control._renew()
     assert not bench.control.held
+
+
+async def test_what_the_policy_forbids_is_refused_written_down_and_never_reaches_the_engine(
+    bench: Bench,
+) -> None:
+    await bench.control.set({"chunk_tokens": 256}, "a")
+    bench.forbidden = "the collector's policy is control mode 'observe'"
+    calls = list(bench.ranks.calls)
+    with pytest.raises(ControlError, match="observe") as caught:
+        await bench.control.set({"chunk_tokens": 512}, "ann")
+    assert caught.value.status == 409
+    assert bench.ranks.calls == calls
+    last = bench.lines()[-1]
+    assert (last["actor"], last["result"], last["asked"]) == (
+        "ann", "refused", {"chunk_tokens": 512},
+    )  # fmt: skip
+    assert bench.control.results["chunk_tokens", "refused"] == 1
+    await bench.control.states()
+    assert "observe" in bench.control.why
+    assert bench.control.held  # what was set before stays until it is given back
+    await bench.control.release("ann")
+    assert (bench.control.held, bench.ranks.value) == (False, 2048.0)
+
+
+async def test_a_policy_makes_no_bad_request_good(bench: Bench) -> None:
+    bench.forbidden = ""
+    bench.sockets = []
+    with pytest.raises(ControlError) as caught:
+        await bench.control.set({"chunk_tokens": 256}, "a")
+    assert caught.value.status == 404
 
 
 async def test_release_and_the_end_give_the_knobs_back(bench: Bench) -> None:

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servoscope.sidecar.publish import locked_file
 from servoscope.sidecar.publish.spool import MAX_AGE_SECONDS, Spool
 from servoscope.sidecar.publish.spool_lines import Batch, batch_line, read_line, settled_line
 
@@ -196,13 +195,13 @@ def test_a_full_disk_is_told_once_and_spoils_no_line(
     with opened(tmp_path) as subject:
         subject.append(batch(1))
         before = subject.path.read_bytes()
-        monkeypatch.setattr(locked_file.os, "write", full)
+        monkeypatch.setattr(os, "write", full)
         for seq in range(2, 7):
             subject.append(batch(seq))
         assert subject.path.read_bytes() == before
         assert (subject.ready, subject.results["failed"]) == (False, 15)
         assert caplog.text.count("not kept on disk") == 1
-        monkeypatch.setattr(locked_file.os, "write", real)
+        monkeypatch.setattr(os, "write", real)
         subject.append(batch(7))
         assert subject.ready
     with opened(tmp_path) as again:

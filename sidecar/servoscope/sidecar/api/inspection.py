@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -43,6 +43,7 @@ def payload(
     knobs: Sequence[Knob],
     in_force: Source | None,
     knobs_why: str = "",
+    policy: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Plain JSON values. ``in_force``: whose requests count, ``None`` when nobody looks."""
     return {
@@ -71,6 +72,7 @@ def payload(
         ],
         "knobs": [k.as_json() for k in knobs],
         "knobs_why": knobs_why,
+        "policy": policy,  # of the collector, as the sidecar heard it; None: nobody asks
     }
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from servoscope.sidecar.measure.classify import Classifier
     from servoscope.sidecar.measure.pipeline import Pipeline
     from servoscope.sidecar.publish.families import Registry
-    from servoscope.sidecar.publish.push import Pusher
-    from servoscope.sidecar.publish.spool_thread import SpoolThread
+    from servoscope.sidecar.publish.outlet import Outlet
     from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
     from servoscope.sidecar.sources.selection import Selection
 
@@ -47,8 +46,7 @@ class Report:
         classifier: Classifier,
         control: KnobControl,
         host_metrics: HostMetrics,
-        pusher: Pusher | None,
-        spool: SpoolThread | None,
+        outlet: Outlet,
         tap_asked: bool,
         refused_hosts: Callable[[], int],
         steady: Callable[[], float],
@@ -61,9 +59,9 @@ class Report:
         self._aggregate = aggregate
         self._classifier = classifier
         self._control = control
+        self._policy = outlet.policy
         self._host_metrics = host_metrics
-        self._pusher = pusher
-        self._spool = spool
+        self._pusher, self._spool = outlet.pusher, outlet.spool
         self._tap_asked = tap_asked
         self._refused_hosts = refused_hosts
         self._steady = steady
@@ -88,6 +86,7 @@ class Report:
             knobs=knobs,
             in_force=in_force if self._selection.decided else None,
             knobs_why=self._control.why,
+            policy=self._policy.view.as_json(),
         )
 
     def not_ready(self) -> str | None:
@@ -159,7 +158,21 @@ class Report:
             own.counters("spool_damaged_lines_total", {(): self._spool.spool.damaged_lines})
             own.gauges("spool_bytes", {(): float(self._spool.spool.size)})
             own.gauges("spool_up", {(): float(self._spool.spool.ready)})
+        self._refresh_policy()
         self._refresh_engine()
+
+    def _refresh_policy(self) -> None:
+        own, view = self._own, self._policy.view
+        own.counters("policy_errors_total", {(why,): n for why, n in self._policy.errors.items()})
+        if view.state is not SourceState.OFF:
+            own.gauges("policy_up", {(): float(view.state is SourceState.OK)})
+        if (policy := view.policy) is not None:
+            own.gauges("policy_control_mode", {(policy.control_mode,): 1.0})
+            own.gauges("policy_drift_freeze", {(): float(policy.drift_freeze)})
+            own.gauges("policy_slo_mismatch", {(): float(bool(view.slo_mismatch))})
+            own.gauges(
+                "policy_last_success_timestamp_seconds", {(): view.last_success_unix_seconds or 0.0}
+            )
 
     def _refresh_losses(self) -> None:
         own, scrape = self._own, self._scrape

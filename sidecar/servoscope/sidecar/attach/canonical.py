@@ -67,7 +67,8 @@ def locate(host: str, port: int) -> Place:
         addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, port)}
     except (OSError, UnicodeError):
         return Place(host)
-    if not any(ipaddress.ip_address(a).is_unspecified for a in addresses) and not is_local(host):
+    wildcard = any(_plain(address) in (_ANY, _ANY6) for address in addresses)
+    if not wildcard and not is_local(host):
         return Place(host)
     found = [listener for listener in listeners() if listener.port == port]
     place = canonical(addresses, found, lambda: _answers_ipv4(port))
@@ -83,7 +84,7 @@ def _answers_ipv4(port: int) -> bool:
 
 
 def _plain(host: str) -> str:
-    address = ipaddress.ip_address(host)
+    address = ipaddress.ip_address(host.partition("%")[0])  # a zone is not part of it
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 

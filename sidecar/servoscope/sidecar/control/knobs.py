@@ -73,7 +73,11 @@ Connect = Callable[[Sequence[Path]], Awaitable[KnobRanks]]
 
 
 class KnobControl:
-    """``find`` lists the knob sockets of the engine as it is now."""
+    """``find`` lists the knob sockets of the engine as it is now.
+
+    ``forbidden`` says why nothing may be set now, or is empty; what is set already stays, and can
+    always be given back.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class KnobControl:
         clock: Callable[[], float],
         steady: Callable[[], float] = time.monotonic,
         connect: Connect = KnobGroup.connect,
+        forbidden: Callable[[], str] = lambda: "",
     ) -> None:
         self._config = config
         self._audit = audit
@@ -95,6 +100,7 @@ class KnobControl:
         self._clock = clock
         self._steady = steady
         self._connect = connect
+        self._forbidden = forbidden
         self._ranks: KnobRanks | None = None
         self._paths: tuple[Path, ...] = ()
         self._lock = asyncio.Lock()
@@ -108,7 +114,9 @@ class KnobControl:
         """Why no knob can be set, in words; empty when that is possible."""
         if self._engine != "vllm":
             return OBSERVE_ONLY.format(self._engine)
-        return "" if self._ranks is not None else self.detail or NO_KNOBS
+        if self._ranks is None:
+            return self.detail or NO_KNOBS
+        return self._forbidden()
 
     async def run(self) -> None:
         """Renew the lease while it is held, until cancelled."""
@@ -130,10 +138,16 @@ class KnobControl:
     async def set(self, values: Mapping[str, Any], actor: str) -> dict[str, float]:
         """Set knobs on all ranks, or none. Returns what is in force, as read back.
 
-        Raises ControlError: 400 for a bad request, 404 without knobs, 409 when somebody else holds
-        the lease, 422 for a value that the engine refuses, 503 when it cannot be written down.
+        Raises ControlError: 400 for a bad request, 404 without knobs, 409 when the collector's
+        policy forbids it or somebody else holds the lease, 422 for a value that the engine refuses,
+        503 when it cannot be written down.
         """
         wanted = _checked(values)
+        if why := self._forbidden():
+            self._count(wanted, "refused")
+            entry = {"action": "set", "asked": wanted, "result": "refused", "why": why}
+            self._write(actor, entry, late=True)
+            raise ControlError(409, why)
         async with self._lock:
             before = {k.name: k.value for k in describe(await self._states() or self._none())}
             entry = {"action": "set", "asked": wanted, "before": before}
