@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engines.background import background
 from servoscope.alerts.spec import default_spec
+from servoscope.collector.app import run_collector
+from servoscope.collector.config import CollectorConfig
 from servoscope.sidecar.api import inspection
+from servoscope.sidecar.api.server import AlreadyAttachedError
 from servoscope.sidecar.attach.target import AttachError, attach
-from servoscope.sidecar.config import SidecarConfig
+from servoscope.sidecar.config import ControlConfig, SidecarConfig
 from servoscope.sidecar.service import Sidecar, run_sidecar
 from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
 
@@ -110,10 +115,22 @@ class EngineProcess:
 class Running:
     """A sidecar at work."""
 
-    def __init__(self, sidecar: Sidecar, session: aiohttp.ClientSession, said: list[str]) -> None:
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        session: aiohttp.ClientSession,
+        said: list[str],
+        task: asyncio.Task[None],
+    ) -> None:
+        self._task = task
         self.sidecar = sidecar
         self.said = said
         self.session = session
+
+    async def end(self) -> None:
+        """As SIGTERM does."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
 
     async def text(self, path: str = "/metrics") -> str:
         async with self.session.get(f"http://127.0.0.1:{self.sidecar.port}{path}") as answer:
@@ -137,7 +154,7 @@ CONFIG = SidecarConfig(
     port=0, scrape_interval_seconds=0.05, scrape_max_interval_seconds=0.2, tap="off",
     watch_interval_seconds=0.05, collector_url="", warmup_seconds=0.0,
 )  # fmt: skip
-Start = Callable[[str], Any]
+Start = Callable[..., Any]
 
 
 @pytest.fixture
@@ -145,13 +162,13 @@ async def start(places: tuple[Path, Path]) -> AsyncIterator[Start]:
     places[1].mkdir(mode=0o700)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def begin(url: str) -> Running:
+        async def begin(url: str, config: SidecarConfig = CONFIG) -> Running:
             session = await stack.enter_async_context(aiohttp.ClientSession())
             said: list[str] = []
             target = await attach(url)
-            sidecar = Sidecar(target, CONFIG, default_spec().objectives, session, say=said.append)
+            sidecar = Sidecar(target, config, default_spec().objectives, session, say=said.append)
             task = await stack.enter_async_context(background(sidecar.run()))
-            running = Running(sidecar, session, said)
+            running = Running(sidecar, session, said, task)
             async with asyncio.timeout(20):
                 while sidecar.port == 0 or sidecar.report.not_ready():
                     if task.done():
@@ -255,6 +272,82 @@ async def test_registered_while_it_runs_and_gone_afterwards(
     async with running.session.post(url, json={"set": {"chunk_tokens": 1}}, headers=headers) as r:
         assert r.status == 404
         assert "SERVOSCOPE_KNOBS=1" in (await r.json())["error"]
+
+
+async def test_a_second_sidecar_is_refused_however_the_engine_is_addressed(
+    start: Start, engine: Any, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.stop()
+    await engine.start(host="::")
+    await start(f"http://[::1]:{engine.port}")
+    (entry,) = (places[1] / "sidecars").glob("*.json")
+    assert entry.name == f"127.0.0.1:{engine.port}.json"
+    # The same process may register again; another one would be refused: as in its place.
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    for host in ("127.0.0.1", "localhost", "[::1]", "127.0.0.2"):
+        with pytest.raises(AlreadyAttachedError, match="has a sidecar already"):
+            await run_sidecar(f"http://{host}:{engine.port}", CONFIG, ())
+
+
+async def test_with_a_collector_records_are_kept_until_it_has_them_and_its_policy_is_heard(
+    start: Start, processes: list[EngineProcess], places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    engine = EngineProcess(places[1], plugin=True)
+    processes.append(engine)
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    other = default_spec().objectives[:1]
+    collector = CollectorConfig(port=0, database=tmp_path / "c.duckdb", threads=1)
+    async with background(run_collector(collector, other, on_ready=url.set_result)):
+        config = replace(
+            CONFIG, collector_url=await asyncio.wait_for(url, 20), push_interval_seconds=0.05,
+            control=ControlConfig(obey_policy=True),
+        )  # fmt: skip
+        running = await start(engine.url, config)
+        await running.until("spool_up", 1)
+        await running.until("policy_up", 1)
+        engine.say("record", 5)
+        await running.until("pushed_records_total", 5, result="accepted")
+        await running.until("spool_bytes", 0)
+        assert await running.total("spool_records_total", result="written") == 5
+        assert await running.total("policy_control_mode", mode="observe") == 1
+        assert await running.total("policy_slo_mismatch") == 1
+        policy = json.loads(await running.text("/api/v1/inspect"))["policy"]
+        assert policy["slo_mismatch"] is True
+        assert "other objectives" in policy["detail"]
+        (entry,) = (places[1] / "sidecars").glob("*.json")
+        word = private_text(Path(json.loads(entry.read_text())["token_path"]))
+        async with running.session.post(
+            f"http://127.0.0.1:{running.sidecar.port}/api/v1/knobs",
+            json={"set": {"chunk_tokens": 64}}, headers={"Authorization": f"Bearer {word}"},
+        ) as answer:  # fmt: skip
+            assert answer.status == 409
+            assert "'observe'" in (await answer.json())["error"]
+
+
+async def test_what_could_not_be_sent_at_the_end_is_sent_by_the_next_sidecar(
+    start: Start, processes: list[EngineProcess], places: tuple[Path, Path], tmp_path: Path,
+    unused_tcp_port: int,
+) -> None:  # fmt: skip
+    engine = EngineProcess(places[1], plugin=True)
+    processes.append(engine)
+    config = replace(
+        CONFIG, collector_url=f"http://127.0.0.1:{unused_tcp_port}", push_interval_seconds=0.05
+    )
+    running = await start(engine.url, config)
+    engine.say("record", 7)
+    await running.until("requests_total", 7)
+    await running.end()
+    (file,) = (places[0] / "spool").iterdir()
+    assert (file.name, file.stat().st_mode & 0o777) == (f"127.0.0.1:{engine.port}.spool", 0o600)
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    collector = CollectorConfig(port=unused_tcp_port, database=tmp_path / "c.duckdb", threads=1)
+    objectives = default_spec().objectives
+    async with background(run_collector(collector, objectives, on_ready=url.set_result)):
+        await asyncio.wait_for(url, 20)
+        again = await start(engine.url, config)
+        await again.until("pushed_records_total", 7, result="accepted")
+        assert await again.total("spool_records_total", result="restored") == 7
+        await again.until("spool_bytes", 0)
 
 
 async def test_every_line_is_in_the_catalogue(

@@ -49,6 +49,7 @@ def test_the_defaults_are_valid_and_listen_on_loopback() -> None:
         ("push_queue_records", 0),
         ("push_batch_records", 20_001),
         ("push_attempts", 0),
+        ("spool_max_bytes", -1),
         ("warmup_seconds", -1),
         ("long_prompt_tokens", 0),
     ],
@@ -91,3 +92,25 @@ def test_caps_and_leases_are_checked() -> None:
         ControlConfig(lease_seconds=3600.0).validate()
     with pytest.raises(ConfigError, match=r"control\.owner"):
         ControlConfig(owner="").validate()
+
+
+@pytest.mark.parametrize("name", ["http://a", "a:80", "a b", "", "a/b", "x" * 300])
+def test_a_host_that_is_no_name_is_told_with_its_place(name: str) -> None:
+    good = ("gpu7.example.org", "*", "10.0.0.1", "[::1]")
+    replace(SidecarConfig(), allowed_hosts=good).validate()
+    with pytest.raises(ConfigError) as caught:
+        replace(SidecarConfig(), allowed_hosts=(*good, name)).validate()
+    assert caught.value.key == "sidecar.allowed_hosts[4]"
+
+
+def test_too_many_hosts_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"sidecar\.allowed_hosts: more than 100"):
+        replace(SidecarConfig(), allowed_hosts=("a",) * 101).validate()
+
+
+def test_the_policy_and_the_probe_header_bind_nobody_by_default() -> None:
+    assert not ControlConfig().obey_policy
+    assert not LabelsConfig().trust_probe_header
+    LabelsConfig(trust_probe_header=True).validate()
+    with pytest.raises(ConfigError, match=r"control\.policy_seconds"):
+        ControlConfig(policy_seconds=0.0).validate()

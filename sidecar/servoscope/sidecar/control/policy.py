@@ -1,12 +1,13 @@
 """What the collector tells every sidecar: how much may be controlled, and which objectives it has.
 
 Pure. A policy only ever restricts: whatever it says, nothing is allowed that the settings of this
-sidecar do not allow. A mode that we do not know is no policy.
+sidecar do not allow. A mode that we do not know is taken as ``observe``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 __all__ = ["MODES", "Policy", "PolicyError", "parse_policy"]
@@ -15,6 +16,7 @@ __all__ = ["MODES", "Policy", "PolicyError", "parse_policy"]
 MODES = {
     "off": False, "observe": False, "canary": True, "on": True, "frozen": False, "rollback": False,
 }  # fmt: skip
+_MODE = re.compile(r"[a-z_]{1,32}")
 _MAX_DIGEST_CHARACTERS = 128
 
 
@@ -37,6 +39,8 @@ class Policy:
     @property
     def refuses_knobs(self) -> str:
         """Why no knob may be set under it, in words; empty when it may."""
+        if self.drift_freeze:
+            return "the collector's policy freezes control until a drift is over"
         if MODES[self.control_mode]:
             return ""
         return f"the collector's policy is control mode {self.control_mode!r}"
@@ -53,8 +57,8 @@ def parse_policy(body: bytes) -> Policy:
     mode, digest, freeze = (
         found.get(name) for name in ("control_mode", "slo_digest", "drift_freeze")
     )
-    if not isinstance(mode, str) or mode not in MODES:
-        raise PolicyError("control_mode", f"one of {', '.join(MODES)} expected, not {mode!r:.40}")
+    if not isinstance(mode, str) or not _MODE.fullmatch(mode):
+        raise PolicyError("control_mode", f"a word such as observe expected, not {mode!r:.40}")
     if (
         not isinstance(digest, str)
         or not 0 < len(digest) <= _MAX_DIGEST_CHARACTERS
@@ -63,4 +67,4 @@ def parse_policy(body: bytes) -> Policy:
         raise PolicyError("slo_digest", f"letters and digits expected, not {digest!r:.40}")
     if not isinstance(freeze, bool):
         raise PolicyError("drift_freeze", f"true or false expected, not {freeze!r:.40}")
-    return Policy(mode, digest, freeze)
+    return Policy(mode if mode in MODES else "observe", digest, freeze)
