@@ -1,4 +1,4 @@
-"""One server has one name, however its address is written; two servers never share one."""
+"""One server has one URL, however its address is written."""
 
 from __future__ import annotations
 
@@ -7,59 +7,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from servoscope.cli.servers import main_address, one_url, server_of, unique_servers
-
-
-@pytest.mark.parametrize(
-    ("address", "sockets", "main"),
-    [
-        # one socket
-        ("127.0.0.1", [("127.0.0.1", 7)], "127.0.0.1"),
-        ("::1", [("::1", 7)], "::1"),
-        ("192.0.2.7", [("192.0.2.7", 7)], "192.0.2.7"),
-        # wildcards
-        ("192.0.2.7", [("0.0.0.0", 7)], "127.0.0.1"),
-        ("127.0.0.9", [("0.0.0.0", None)], "127.0.0.1"),
-        ("::1", [("::", 7), ("0.0.0.0", 7)], "127.0.0.1"),
-        ("::1", [("::", 7)], "::1"),
-        ("2001:db8::7", [("::", 7)], "::1"),
-        ("0.0.0.0", [("127.0.0.1", 7)], "127.0.0.1"),
-        ("::", [("::1", 7)], "::1"),
-        # one process with several sockets
-        ("::1", [("127.0.0.1", 7), ("::1", 7)], "127.0.0.1"),
-        ("192.0.2.7", [("192.0.2.7", 7), ("127.0.0.1", 7)], "127.0.0.1"),
-        ("::1", [("127.0.0.1", 8), ("127.0.0.1", 7), ("::1", 7)], "127.0.0.1"),  # workers
-        # two servers on one port
-        ("::1", [("127.0.0.1", 7), ("::1", 8)], "::1"),
-        ("127.0.0.1", [("127.0.0.1", 7), ("::1", 8)], "127.0.0.1"),
-        ("::1", [("127.0.0.1", None), ("::1", None)], "::1"),  # not ours to see: not joined
-        # nobody there
-        ("127.0.0.1", [], "127.0.0.1"),
-        ("::1", [("127.0.0.1", 7)], "::1"),
-        # as the kernel writes IPv4 on an IPv6 socket
-        ("127.0.0.1", [("::ffff:127.0.0.1", 7)], "127.0.0.1"),
-        # an address that is good on one link only is not taken for another
-        ("2001:db8::7", [("2001:db8::7", 7), ("fe80::1%eth0", 7)], "2001:db8::7"),
-    ],
-)
-def test_main_address(address: str, sockets: list[tuple[str, int | None]], main: str) -> None:
-    assert main_address(address, sockets) == main
-
-
-ADDRESSES = st.sampled_from(
-    ["127.0.0.1", "::1", "0.0.0.0", "::", "192.0.2.7", "2001:db8::7", "fe80::1%eth0", "strange"]
-)
-SOCKETS = st.lists(st.tuples(ADDRESSES, st.none() | st.integers(1, 3)), max_size=6)
-
-
-@given(st.sampled_from(["127.0.0.1", "::1", "192.0.2.7", "2001:db8::7"]), SOCKETS)
-def test_the_main_address_is_settled(address: str, sockets: list[tuple[str, int | None]]) -> None:
-    main = main_address(address, sockets)
-    assert main_address(main, sockets) == main
-    assert main == address or sockets
+from servoscope.cli.servers import one_url, server_of, unique_servers
 
 
 @contextlib.contextmanager
