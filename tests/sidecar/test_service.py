@@ -112,6 +112,12 @@ class EngineProcess:
                 pipe.close()
 
 
+async def text_of(session: aiohttp.ClientSession, url: str) -> str:
+    """One answer."""
+    async with session.get(url) as answer:
+        return await answer.text()
+
+
 class Running:
     """A sidecar at work."""
 
@@ -133,8 +139,7 @@ class Running:
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def text(self, path: str = "/metrics") -> str:
-        async with self.session.get(f"http://127.0.0.1:{self.sidecar.port}{path}") as answer:
-            return await answer.text()
+        return await text_of(self.session, f"http://127.0.0.1:{self.sidecar.port}{path}")
 
     async def total(self, name: str, **labels: str) -> float:
         found = 0.0
@@ -193,9 +198,12 @@ async def test_without_any_source_of_requests_the_engines_own_counts_stand_in(
     engine = EngineProcess(places[1])
     processes.append(engine)
     engine.say("count", 5)  # before attach: not ours
-    await asyncio.sleep(0.2)
-    running = await start(engine.url)
-    await asyncio.sleep(0.2)
+    async with aiohttp.ClientSession() as session, asyncio.timeout(20):
+        while (  # noqa: ASYNC110 - the other process's state
+            'finished_reason="stop"} 5' not in await text_of(session, f"{engine.url}/metrics")
+        ):
+            await asyncio.sleep(0.01)
+    running = await start(engine.url)  # which returns when the engine was read
     engine.say("count", 3)
     await running.until("requests_total", 3, source="scrape", outcome="completed")
     assert await running.total("reconcile_requests_total", side="engine") == 3

@@ -55,9 +55,8 @@ async def main():
                 pusher.offer(RequestRecord(request_id=f"{epoch}-{made}", source=Source.PLUGIN,
                     outcome=Outcome.COMPLETED, finished_unix_seconds=time.time()))
                 made += 1
-            while pusher._queue or thread._waiting:
+            while thread.spool.results["written"] < made:
                 await asyncio.sleep(0.001)
-            await asyncio.sleep(0.05)  # the last append ends
             print("kept", flush=True)
 
 asyncio.run(main())

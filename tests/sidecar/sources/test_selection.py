@@ -58,6 +58,7 @@ class Bench:
             Source.PLUGIN: "no plug-in", Source.TAP: "no right", Source.RELAY: "not configured",
         }  # fmt: skip
         self.settled = True
+        self.asked = 0
         self.counted: list[RequestRecord] = []
         self.switches: list[Source] = []
         self.plugin = FakeSource(Source.PLUGIN)
@@ -67,7 +68,7 @@ class Bench:
         self.selection = Selection(
             [
                 Candidate(
-                    self.plugin, lambda: self.missing[Source.PLUGIN], always=True,
+                    self.plugin, self._plugin_missing, always=True,
                     settled=lambda: self.settled,
                 ),
                 Candidate(self.tap, lambda: self.missing[Source.TAP]),
@@ -88,7 +89,13 @@ class Bench:
                 await asyncio.sleep(0.001)
 
     async def rounds(self) -> None:
-        await asyncio.sleep(0.03)
+        """Until it has chosen twice since now: once at least with all that was set before."""
+        seen = self.asked
+        await self.until(lambda: self.asked >= seen + 2)
+
+    def _plugin_missing(self) -> str | None:
+        self.asked += 1  # once a round, and first
+        return self.missing[Source.PLUGIN]
 
 
 @pytest.fixture

@@ -23,8 +23,10 @@ from servoscope.sidecar.sources.source import RequestSource
 from servoscope.sidecar.tap.source import TapSource
 
 pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.timeout(600)]
-#: A guard; the goal is 10 % or 10 ms (docs/benchmarks.md has what was read).
-TOLERANCE_RATIO, TOLERANCE_SECONDS = 0.10, 0.030
+TOLERANCE_RATIO, TOLERANCE_SECONDS = 0.10, 0.010
+#: More than any engine is done with when its client has left after two tokens, and short enough for
+#: the context beside the longest prompt.
+LASTING_TOKENS = 1200
 
 
 @dataclass
@@ -37,14 +39,17 @@ class Seen:
 
 
 def plan(count: int, model: str, *, aborts: bool = False) -> list[PlannedRequest]:
-    """Chat and completions, one in five not streamed; every eighth leaves in decode if asked."""
+    """Chat and completions, one in five not streamed; every eighth leaves in decode if asked.
+
+    Those that leave asked for an answer that no engine has finished by then, however fast it is.
+    """
     chance = random.Random(7)
     return [
         PlannedRequest(
             request_id=f"wire-{n}",
             prompt=f"the quick brown fox {chance.randrange(1000)} " * chance.choice([3, 20]),
             endpoint=CHAT if n % 3 == 0 else COMPLETIONS,
-            max_tokens=chance.choice([8, 32, 64]),
+            max_tokens=LASTING_TOKENS if aborts and n % 8 == 0 else chance.choice([8, 32, 64]),
             streaming=aborts or n % 5 != 4,
             request_type="chat",
             model=model,
@@ -121,15 +126,13 @@ def check_numbers(seen: Seen, count: int) -> None:
 def check_aborts(seen: Seen) -> None:
     """Clients that left in decode are disconnects with a first token; the rest is complete."""
     ids = {o.response_id for o in seen.client if o.outcome is Outcome.CLIENT_DISCONNECT}
-    assert len(ids) >= 3
+    assert len(ids) == len(seen.client) // 8
     assert len(seen.records) == len(seen.client)
     left = [r for r in seen.records if r.outcome is Outcome.CLIENT_DISCONNECT]
-    assert {r.request_id for r in left} <= ids
+    assert {r.request_id for r in left} == ids
     assert all(r.time_to_first_token_seconds is not None for r in left)
-    # An answer that was sent whole before the client closed is complete, and rightly so.
     kept = {r.outcome for r in seen.records} - {Outcome.CLIENT_DISCONNECT}
     assert kept <= {Outcome.LENGTH, Outcome.COMPLETED}
-    assert len(left) >= len(ids) // 2
 
 
 @pytest.fixture(scope="module")
