@@ -1,0 +1,251 @@
+"""Sidecar side of SGLang's knobs: a group of ranks as one, confirmed on every rank or rolled back.
+
+Each rank has a socket (see knob_server). Settings go to the first rank of each data-parallel
+replica and travel from there with its requests; whether they arrived is read from all ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from servoscope.exporters.records import Knob, KnobMode
+from servoscope.exporters.sglang.knob_set import KNOB_UNITS
+from servoscope.exporters.vllm.hello import ProtocolError
+from servoscope.exporters.vllm.knobs import KnobClient, KnobGroup, KnobRefused, KnobState
+
+__all__ = ["RESTART_FLAGS", "SglangKnobGroup", "describe", "why_none"]
+
+#: How long every rank may take to show a setting. A scheduler that sleeps wakes once a second.
+CONFIRM_SECONDS = 3.0
+POLL_SECONDS = 0.02
+FIRST_WITH_PLUGINS = (0, 5, 11)
+
+#: How each knob is set when the engine has to be restarted for it.
+RESTART_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "chunk_tokens": "--chunked-prefill-size",
+        "prefill_decode_interval": "--prefill-decode-interval",
+        "mixed_chunk": "--enable-mixed-chunk",
+        "max_running_requests": "--max-running-requests",
+        "batch_window_seconds": "--enable-prefill-delayer --prefill-delayer-max-delay-ms",
+    }
+)
+NOT_HOOKED = (
+    "no knob can be set on this engine: our plug-in does not steer its scheduler. Install "
+    "servoscope in the engine's environment and start it with SERVOSCOPE_KNOBS=1 (where "
+    "SGLANG_PLUGINS is set it must name servoscope)"
+)
+
+
+def why_none(version: str | None) -> str:
+    """Why an SGLang of this version shows no knobs socket."""
+    if (found := re.match(r"(\d+)\.(\d+)\.(\d+)", version or "")) is not None:
+        numbers = tuple(int(part) for part in found.groups())
+        if numbers < FIRST_WITH_PLUGINS:
+            return (
+                f"SGLang {version} has no plug-in system, so no knob can be set live: "
+                "it came with 0.5.11 (the knobs need what 0.5.23 has)"
+            )
+    return NOT_HOOKED
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """One scheduler process."""
+
+    client: KnobClient
+    dp_rank: int
+    tp_rank: int
+    tp_size: int
+
+    @property
+    def name(self) -> str:
+        return f"DP rank {self.dp_rank} TP rank {self.tp_rank}"
+
+
+def _rank_of(client: KnobClient) -> _Rank:
+    values = client.hello.boot_values
+    tp_rank, tp_size = values.get("tp_rank"), values.get("tp_size")
+    if not isinstance(tp_rank, int) or not isinstance(tp_size, int) or client.hello.rank is None:
+        raise ProtocolError("hello: boot_values.tp_rank, boot_values.tp_size or rank is missing")
+    return _Rank(client, client.hello.rank, tp_rank, tp_size)
+
+
+class SglangKnobGroup:
+    """All ranks of one server as one. Methods raise as those of KnobGroup do."""
+
+    def __init__(
+        self, clients: Sequence[KnobClient], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ranks = sorted(map(_rank_of, clients), key=lambda r: (r.dp_rank, r.tp_rank))
+        self._first = [rank for rank in self._ranks if rank.tp_rank == 0]
+        if not self._first:
+            raise ProtocolError("none of the knobs sockets is a first rank's")
+        self._leaders = KnobGroup([rank.client for rank in self._first])
+        self._clock = clock
+
+    @classmethod
+    async def connect(cls, paths: Iterable[Path]) -> SglangKnobGroup:
+        """Connect to all. Raises OSError, ProtocolError; then none stays open."""
+        group = await KnobGroup.connect(paths)
+        try:
+            return cls(group.clients)
+        except BaseException:
+            await group.aclose()
+            raise
+
+    async def get(self) -> list[KnobState]:
+        """One state a replica; also those of further ranks where they show other values."""
+        states = await self._states()
+        shown: list[KnobState] = []
+        for rank, state in zip(self._ranks, states, strict=True):
+            if rank.tp_rank:
+                continue
+            group = [s for r, s in zip(self._ranks, states, strict=True) if r.dp_rank == state.rank]
+            shown += [s for s in group if _values(s) != _values(state) and not s.off]
+            why = self._incomplete(states, rank.dp_rank)
+            shown.append(replace(state, off=state.off or why))
+        return shown
+
+    async def lease(self, owner: str, ttl_s: float = 30.0) -> float:
+        """Lease all replicas, or none. Returns the shortest time granted."""
+        return await self._leaders.lease(owner, ttl_s)
+
+    async def renew(self) -> float:
+        """Renew all."""
+        return await self._leaders.renew()
+
+    async def set(self, values: Mapping[str, float]) -> list[dict[str, float]]:
+        """Set all replicas. Returns what each applied, also what went with it.
+
+        Raises KnobRefused, after the old values were put back, when a rank does not show the new
+        values within CONFIRM_SECONDS, and before anything is set when a rank is missing.
+        """
+        before = await self._states()
+        if why := self._incomplete(before, None):
+            raise KnobRefused(why)
+        old = [
+            dict(_values(state))
+            for rank, state in zip(self._ranks, before, strict=True)
+            if rank.tp_rank == 0
+        ]
+        applied = await self._leaders.set(values)
+        try:
+            unsure = await self._confirmed(applied)
+        except BaseException:
+            await self._roll_back(old)
+            raise
+        if unsure:
+            await self._roll_back(old)
+            raise KnobRefused(f"not set, the old values are back: {unsure}")
+        return applied
+
+    async def release(self) -> None:
+        """Give the lease back: boot values at the next pass of the schedulers."""
+        await self._leaders.release()
+
+    async def aclose(self) -> None:
+        """Close all."""
+        for rank in self._ranks:
+            await rank.client.aclose()
+
+    async def _states(self) -> list[KnobState]:
+        return list(await asyncio.gather(*(rank.client.get() for rank in self._ranks)))
+
+    def _incomplete(self, states: Sequence[KnobState], dp_rank: int | None) -> str:
+        """Which rank is missing or off; a setting would part the ranks of a group."""
+        for rank, state in zip(self._ranks, states, strict=True):
+            if state.off and dp_rank in (None, rank.dp_rank):
+                return f"{rank.name}: {state.off}"
+        for first in self._first:
+            there = {rank.tp_rank for rank in self._ranks if rank.dp_rank == first.dp_rank}
+            missing = sorted(set(range(first.tp_size)) - there)
+            if missing and dp_rank in (None, first.dp_rank):
+                return f"DP rank {first.dp_rank} TP rank {missing[0]} has no knobs socket"
+        return ""
+
+    async def _confirmed(self, applied: Sequence[Mapping[str, float]]) -> str:
+        """Wait until every rank shows what its first rank was told. Returns what is amiss."""
+        wanted = {rank.dp_rank: told for rank, told in zip(self._first, applied, strict=True)}
+        deadline = self._clock() + CONFIRM_SECONDS
+        while True:
+            states = await self._states()
+            amiss = [
+                f"{rank.name} shows {name}={state.knobs[name].value:g}, not {value:g}"
+                for rank, state in zip(self._ranks, states, strict=True)
+                for name, value in wanted[rank.dp_rank].items()
+                if name in state.knobs and state.knobs[name].value != value
+            ]
+            if not amiss or self._clock() >= deadline:
+                return amiss[0] if amiss else ""
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _roll_back(self, old: Sequence[Mapping[str, float]]) -> None:
+        """Old values to every first rank; one out of reach reverts when its lease runs out."""
+        results = await asyncio.gather(
+            *(rank.client.set(values) for rank, values in zip(self._first, old, strict=True)),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, asyncio.CancelledError):
+                raise result
+
+
+def _values(state: KnobState) -> dict[str, float]:
+    return {name: knob.value for name, knob in state.knobs.items()}
+
+
+def describe(states: Sequence[KnobState]) -> list[Knob]:
+    """Every SGLang knob, over all ranks. Without states what a restart could change.
+
+    Bounds are the tightest over the ranks; a knob whose ranks differ has no single value and
+    ``why`` says so.
+    """
+    return [_knob(name, unit, states) for name, unit in KNOB_UNITS.items()]
+
+
+def _knob(name: str, unit: str, states: Sequence[KnobState]) -> Knob:
+    ranks = [s.knobs[name] for s in states if name in s.knobs]
+    off = next((s.off for s in states if s.off), "")
+    if not ranks or off:
+        flag = RESTART_FLAGS.get(name)
+        return Knob(
+            name=name,
+            mode=KnobMode.RESTART if flag else KnobMode.OBSERVE,
+            unit=unit,
+            value=None,
+            boot_value=None,
+            minimum=None,
+            maximum=None,
+            why=(off or "the engine has no plug-in that steers it")
+            + (f"; restart with {flag}" if flag else ""),
+        )
+    refused = next((r.why for r in ranks if r.why), "")
+    values = sorted({r.value for r in ranks})
+    differ = f"ranks differ: {', '.join(f'{v:g}' for v in values)}" if len(values) > 1 else ""
+    boot = min(r.boot for r in ranks)
+    return Knob(
+        name=name,
+        mode=KnobMode.OBSERVE if refused else KnobMode.LIVE,
+        unit=unit,
+        value=values[0] if len(values) == 1 else None,
+        boot_value=boot,
+        minimum=max(r.minimum for r in ranks),
+        maximum=min(r.maximum for r in ranks),
+        why=refused or differ or _explained(name, boot),
+    )
+
+
+def _explained(name: str, boot: float) -> str:
+    if name == "chunk_tokens":
+        return (
+            f"boot value {boot:g} is the ceiling; below it prefill_decode_interval >= 1 or mixed "
+            "chunk goes with it"
+        )
+    return f"boot value {boot:g} is the ceiling" if name == "max_running_requests" else ""

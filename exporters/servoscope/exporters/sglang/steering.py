@@ -1,0 +1,164 @@
+"""Knobs inside SGLang's scheduler processes: one Pilot a rank, decisions on the first rank only.
+
+The first rank of a group receives all requests and broadcasts them; all ranks then choose the same
+batch from the same list. So a decision may depend on nothing else: what the first rank decides
+(values, the end of a lease, a hold) is added to that list (``outgoing``) and acted on by every rank
+in the same pass of the loop (``incoming``), before it chooses its batch. No rank looks at a clock
+of its own, no further collective is made, and a decision that gets lost is lost on all.
+
+``outgoing`` also puts boot values back when a lease has run out, whatever became of the thread
+that serves the socket: the target carries its own deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from servoscope.exporters.sglang import scheduler_access as access
+from servoscope.exporters.sglang.knob_set import KnobSet
+from servoscope.exporters.sglang.messages import KnobChange, KnobHold
+from servoscope.exporters.vllm.knob_state import BatchWindow, KnobLaw, Target
+from servoscope.exporters.vllm.step_counters import StepCounters
+
+__all__ = ["Pilot"]
+
+MAX_FAULTS = 20
+HELD_IDLE_SLEEP_SECONDS = 0.001  # with nothing running a held engine would spin
+
+log = logging.getLogger("servoscope.plugin")
+
+
+class Pilot:
+    """Steers one rank. Methods but ``values`` and ``counts`` run in the scheduler's thread.
+
+    Every fault of ours is caught and counted; after MAX_FAULTS the first rank sends the boot
+    values and is ``off``.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        parts: access.Parts,
+        *,
+        off: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.faults = 0
+        self.counters = StepCounters()
+        self._parts = parts
+        self._clock = clock
+        parallel = parts.get_parallel()
+        self.place = access.placement(parallel)
+        self.off = off or access.unfit(scheduler, parallel)
+        if self.off:
+            return
+        self.envelope = access.read_envelope(scheduler, parallel)
+        # The lease's law is that of every engine; only the values differ.
+        self.law = KnobLaw(cast("Any", self.envelope))
+        self._applied = self._sent = self.envelope.boot
+        self._rest: Target | None = self.law.target  # a target under which nothing is to be done
+        self._native_window = scheduler.prefill_delayer is not None
+        self._window = BatchWindow()
+        self._held = False
+
+    @property
+    def target(self) -> KnobSet:
+        """What is asked for now; boot values once the lease has run out."""
+        target = self.law.target
+        return cast("KnobSet", target.values) if target.live(self._clock()) else self.envelope.boot
+
+    def values(self) -> KnobSet:
+        """What this rank's scheduler uses now, read from it."""
+        return access.in_force(self.scheduler, self._parts.get_parallel(), self._applied)
+
+    def counts(self) -> tuple[int, int]:
+        """Requests (running, waiting)."""
+        return (0, 0) if self.off else access.counts(self.scheduler)
+
+    def outgoing(self, pulled: list[Any]) -> None:
+        """First rank: add what all ranks have to know to what it is about to broadcast."""
+        if self.off:
+            if not self.faults or self._sent == self.envelope.boot:
+                return
+        elif self.law.target is self._rest:
+            return  # by far the most passes: nobody turned anything
+        try:
+            self._decide(pulled)
+        except Exception as error:
+            self.fault(error)
+
+    def _decide(self, pulled: list[Any]) -> None:
+        target = self.law.target
+        values = self.envelope.boot if self.off else self.target
+        arrived = access.arrivals(pulled)
+        if values != self._sent:
+            pulled.append(KnobChange(values.as_json()))
+            self._sent = values
+        held = bool(not self.off and not self._native_window and self._holds(values, arrived))
+        if held:
+            pulled.append(KnobHold())
+        if target.deadline is None and not held and values == self.envelope.boot:
+            self._rest = target
+
+    def _holds(self, values: KnobSet, arrived: int) -> bool:
+        scheduler, now = self.scheduler, self._clock()
+        running, waiting = access.counts(scheduler)
+        window = cast("Any", values)
+        for number in range(arrived):
+            self._window.arrived(now, waiting + number, window)
+        if not self._window.holds(now, waiting + arrived, window):
+            return False
+        if scheduler.chunked_req is not None:
+            return False  # its next chunk must come
+        if not running and scheduler.last_batch is None:
+            time.sleep(HELD_IDLE_SLEEP_SECONDS)
+        return True
+
+    def incoming(self, received: list[Any]) -> list[Any]:
+        """Every rank: take out what is ours and act on it."""
+        self._held = False
+        ours = [message for message in received if isinstance(message, (KnobChange, KnobHold))]
+        if not ours:
+            return received
+        for message in ours:
+            try:
+                if isinstance(message, KnobHold):
+                    self._held = True
+                else:
+                    self._take(KnobSet.from_json(message.values))
+            except Exception as error:
+                self.fault(error)
+        return [message for message in received if not isinstance(message, (KnobChange, KnobHold))]
+
+    def _take(self, values: KnobSet) -> None:
+        access.write(self.scheduler, self._parts, values, self.envelope.boot)
+        self._applied = values
+        log.info("servoscope: rank %d: %s", self.place.tp_rank, values.as_json())
+
+    def holds_prefill(self) -> bool:
+        """Whether no new prompt may be admitted in this pass."""
+        return self._held
+
+    def nothing(self, running_batch: Any) -> Any:
+        """SGLang's answer for "no prefill in this pass"."""
+        return self._parts.NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+
+    def chosen(self, batch: Any, cpu_ns: int) -> None:
+        """A batch was chosen, in ``cpu_ns`` of the scheduler's CPU."""
+        try:
+            self.counters.stepped(access.batch_tokens(batch), cpu_ns, held=self._held)
+        except Exception as error:
+            self.fault(error)
+
+    def fault(self, error: Exception) -> None:
+        """Count an error of ours; after MAX_FAULTS stay off."""
+        self.faults += 1
+        if self.faults == 1:
+            log.warning("servoscope: knobs: %r", error)
+        if self.faults >= MAX_FAULTS and not self.off:
+            self.off = f"{self.faults} errors, the last {error!r}"
+            log.warning("servoscope: knobs are off after %s", self.off)
