@@ -1,27 +1,34 @@
 """Prometheus text and OpenMetrics text → samples. Pure, bounded, quick from the second text on.
 
-Theory of operation. Engines print the same thousands of lines at every scrape and change only
-the number at their end. So a line is cut at its last space, and what is left of it is looked up:
-a hit costs one dictionary access and one ``float``. The cache holds only texts that were read as
-a complete series (``name`` or ``name{...}``), so a line whose left part hits can mean nothing
-else than that series and one number. Everything else (new series, comments, timestamps,
-exemplars, tabs, damage) takes the slow way through one regular expression.
+Theory of operation. Engines print the same thousands of lines at every scrape, in the same order,
+and change only the number at their end. So a text is first laid beside the last one: a line that
+is the same costs one comparison, one that begins the same one comparison and one ``float``. Where
+the shape has changed, each line is cut at its last space, and what is left of it is looked up. The
+cache holds only texts that were read as a complete series (``name`` or ``name{...}``), so a line
+whose left part hits can mean nothing else than that series and one number. Everything else (new
+series, comments, timestamps, exemplars, tabs, damage) takes the slow way through one regular
+expression.
 
-What a line cannot be read for is refused with the reason, and nothing else is lost. Every table
-is bounded by a constant below; repetition inside the expressions is possessive, so that no text
-makes them take more than linear time.
-
-Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and the OpenMetrics text
-format 1.0. Timestamps, exemplars, HELP, UNIT are checked for shape and left out. Quoted
-(UTF-8) metric names are refused: no engine writes them.
+What a line cannot be read for is refused with the reason (``exposition_line``), and nothing else is
+lost. Every table is bounded by a constant below.
 """
 
 from __future__ import annotations
 
-import re
+import codecs
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from servoscope.exporters.exposition_line import (
+    MAX_LABEL_CHARS,
+    MAX_LABELS,
+    MAX_LINE_CHARS,
+    MAX_NAME_CHARS,
+    LineError,
+    read_block,
+    read_sample,
+    read_type,
+)
 from servoscope.exporters.records import Refused
 
 __all__ = [
@@ -41,34 +48,11 @@ __all__ = [
 MAX_BYTES = 16 * 1024 * 1024  # vLLM 0.32 writes 60 KiB a rank
 MAX_LINES = 200_000
 MAX_SERIES = 100_000
-MAX_LINE_CHARS = 16_384  # vllm:cache_config_info is the longest known: 1.3 KiB
-MAX_NAME_CHARS = 256
-MAX_LABELS = 128  # vllm:cache_config_info has 37
-MAX_LABEL_CHARS = 4_096
 MAX_REFUSED = 100  # kept in the list; ``refused_total`` counts all
 
 #: Comments and types kept from one text to the next, and how far a cache may outgrow its text.
 _CACHE_SLACK = 1_024
-
-_LABEL_BLOCK = r'\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\}'
-_SAMPLE = re.compile(
-    rf"""[ \t]*+
-    (?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+
-    (?P<labels>{_LABEL_BLOCK})?+[ \t]*+
-    (?P<value>[^\s{{]\S*+)
-    (?:[ \t]++(?P<timestamp>[^\s\#]\S*+))?+[ \t]*+
-    (?P<exemplar>\#.*)?+""",
-    re.VERBOSE,
-)
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*+[ \t]*+")
-_BLOCK = re.compile(_LABEL_BLOCK)
-_EXEMPLAR = re.compile(rf"#[ \t]*+{_LABEL_BLOCK}[ \t]++(\S++)(?:[ \t]++(\S++))?+[ \t]*+")
-_LABEL = re.compile(
-    r"""[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"[ \t]*+(,|\Z)"""
-)
-_TYPE = re.compile(r"#[ \t]*+TYPE[ \t]++([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]++(\w++)[ \t]*+")
-_ESCAPE = re.compile(r'\\([\\n"])')
-_UNESCAPED = {"\\": "\\", "n": "\n", '"': '"'}
+_LAST_LINES = 50_000  # texts with more lines are not kept to be compared with the next
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,8 +78,14 @@ class Exposition:
     truncated: bool = False
 
 
-class _Refusal(Exception):  # noqa: N818 - a reason carried up two frames, never seen outside
-    """Why a line was not read."""
+@dataclass(slots=True)
+class _Last:
+    """The last text that was read without a fault, line by line."""
+
+    lines: list[str]
+    heads: list[str]  # what stands before the number; "" where that is not all that can change
+    series: list[Series | None]  # None: a comment or a blank line
+    samples: dict[Series, float]
 
 
 class TextParser:
@@ -106,12 +96,67 @@ class TextParser:
         self._by_identity: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
         self._comments: dict[str, tuple[str, str] | None] = {}
         self._types: dict[str, str] = {}
+        self._last: _Last | None = None
 
     def parse(self, text: str | bytes) -> Exposition:
         """Read one whole text; never raises for what is in it."""
         refusals = _Refusals()
         lines = _bounded_lines(text, refusals)
+        samples = None if refusals.total else self._again(lines)
+        if samples is None:
+            samples = self._anew(lines, refusals)
+        types = self._types
+        self._forget(samples)
+        return Exposition(
+            samples=samples,
+            types=types,
+            refused=tuple(refusals.kept),
+            refused_total=refusals.total,
+            truncated=refusals.truncated,
+        )
+
+    def _again(self, lines: list[str]) -> dict[Series, float] | None:
+        """The quick way: line by line beside the last text. ``None``: it has another shape.
+
+        The last text had no fault and no series twice; so if each line is the same as there, or
+        the same series with another number, nothing has to be asked but the numbers.
+        """
+        last = self._last
+        if last is None or len(lines) != len(last.lines):
+            return None
+        samples = last.samples.copy()
+        try:
+            for line, before, head, series in zip(
+                lines, last.lines, last.heads, last.series, strict=True
+            ):
+                if line == before:
+                    continue
+                if series is None:
+                    return None
+                if head and line.startswith(head):
+                    number = line[len(head) :]
+                    if "_" in number or not number.isascii():
+                        return None
+                    samples[series] = float(number)
+                else:
+                    samples[series] = self._same_series(line, series)
+        except ValueError:
+            return None
+        last.lines, last.samples = lines, samples
+        return samples
+
+    def _same_series(self, line: str, series: Series) -> float:
+        """The slow way for one line. Raises LineError when it is another series or none."""
+        found = self._read_line(line)
+        if found is None or found[0] is not series:
+            raise LineError("another series")
+        return found[1]
+
+    def _anew(self, lines: list[str], refusals: _Refusals) -> dict[Series, float]:
+        """Each line by itself: by the text left of its number, else the slow way."""
         samples: dict[Series, float] = {}
+        heads: list[str] = []
+        places: list[Series | None] = []
         read = 0
         known = self._by_text.get
         for index, line in enumerate(lines):
@@ -124,32 +169,31 @@ class TextParser:
                     pass  # refused below, with the reason
                 else:
                     read += 1
+                    heads.append(line[: len(left) + 1])
+                    places.append(series)
                     continue
             elif self._known_comment(line):
-                continue
-            try:
-                found = self._read_line(line)
-            except _Refusal as refusal:
-                refusals.line(index, line, str(refusal))
-                continue
-            if found is None:
+                heads.append("")
+                places.append(None)
                 continue
             if len(samples) >= MAX_SERIES:
                 refusals.cut(f"more than {MAX_SERIES} series: the rest was not read")
                 break
-            samples[found[0]] = found[1]
-            read += 1
+            try:
+                found = self._read_line(line)
+            except LineError as refusal:
+                refusals.line(index, line, str(refusal))
+                continue
+            heads.append(f"{left} " if found is not None and known(left) is found[0] else "")
+            places.append(found[0] if found is not None else None)
+            if found is not None:
+                samples[found[0]] = found[1]
+                read += 1
         if read > len(samples):
             refusals.text(read - len(samples), "series written twice: the last value was taken")
-        types = self._types
-        self._forget(samples)
-        return Exposition(
-            samples=samples,
-            types=types,
-            refused=tuple(refusals.kept),
-            refused_total=refusals.total,
-            truncated=refusals.truncated,
-        )
+        whole = not refusals.total and len(lines) <= _LAST_LINES
+        self._last = _Last(lines, heads, places, samples) if whole else None
+        return samples
 
     def _known_comment(self, line: str) -> bool:
         declared = self._comments.get(line, "")
@@ -167,35 +211,19 @@ class TextParser:
         if stripped[0] == "#":
             self._read_comment(line, stripped)
             return None
-        if len(line) > MAX_LINE_CHARS:
-            raise _Refusal(f"longer than {MAX_LINE_CHARS} characters")
-        match = _SAMPLE.fullmatch(line.rstrip("\r"))
-        if match is None:
-            raise _Refusal(_why_no_match(stripped))
-        value = _number(match["value"], "value")
-        if match["timestamp"] is not None:
-            _number(match["timestamp"], "timestamp")
-        if match["exemplar"] is not None:
-            exemplar = _EXEMPLAR.fullmatch(match["exemplar"])
-            if exemplar is None:
-                raise _Refusal("text after the value is no exemplar")
-            _number(exemplar[1], "exemplar value")
-        end = match.end("labels") if match["labels"] is not None else match.end("name")
-        return self._series(line[:end], match["name"], match["labels"] or "{}"), value
+        sample = read_sample(line)
+        return self._series(sample.series, sample.name, sample.block), sample.value
 
-    def _series(self, text: str, name: str, block: str) -> Series:
+    def _series(self, text: str, name: str | None, block: str) -> Series:
         found = self._by_text.get(text)
         if found is None:
-            if len(name) > MAX_NAME_CHARS:
-                raise _Refusal(f"name longer than {MAX_NAME_CHARS} characters")
-            labels = _read_labels(block[1:-1])
-            found = self._by_identity.setdefault((name, labels), Series(name, labels))
+            identity = read_block(name, block)
+            found = self._by_identity.setdefault(identity, Series(*identity))
             self._by_text[text] = found
         return found
 
     def _read_comment(self, line: str, stripped: str) -> None:
-        match = _TYPE.fullmatch(stripped)
-        declared = (match[1], match[2].lower()) if match else None
+        declared = read_type(stripped)
         if declared is not None and len(declared[0]) <= MAX_NAME_CHARS:
             self._types[declared[0]] = declared[1]
         if len(line) <= MAX_LINE_CHARS:
@@ -208,7 +236,7 @@ class TextParser:
             self._by_text = {t: s for t, s in self._by_text.items() if s in samples}
             self._by_identity = {i: s for i, s in self._by_identity.items() if s in samples}
         if len(self._comments) > 2 * limit or len(self._types) > limit:
-            self._comments, self._types = {}, {}
+            self._comments, self._types, self._last = {}, {}, None
 
 
 class _Refusals:
@@ -241,12 +269,14 @@ def _bounded_lines(text: str | bytes, refusals: _Refusals) -> list[str]:
         refusals.cut(f"longer than {MAX_BYTES} bytes: the rest was not read")
         text = text[:MAX_BYTES]
     if isinstance(text, bytes):
-        decoded = text.decode("utf-8", errors="replace")
+        # A shell of Windows saves UTF-16; its byte order mark is no text in UTF-8.
+        wide = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        decoded = text.decode("utf-16" if wide else "utf-8", errors="replace")
         if "\ufffd" in decoded:
             refusals.text(decoded.count("\ufffd"), "bytes that are not UTF-8 were replaced")
         text = decoded
-    lines = text.split("\n", MAX_LINES)  # not splitlines(): U+2028 may stand in a label value
-    last = lines.pop()
+    lines = text.removeprefix("\ufeff").split("\n", MAX_LINES)
+    last = lines.pop()  # not splitlines(): U+2028 may stand in a label value
     if len(lines) == MAX_LINES and last:
         refusals.cut(f"more than {MAX_LINES} lines: the rest was not read")
     elif last.strip() == "# EOF":
@@ -256,51 +286,3 @@ def _bounded_lines(text: str | bytes, refusals: _Refusals) -> list[str]:
         refusals.truncated = True
         refusals.line(len(lines), last, "the text ends inside this line")
     return lines
-
-
-def _read_labels(block: str) -> tuple[tuple[str, str], ...]:
-    labels: dict[str, str] = {}
-    position = 0
-    while block[position:].strip(" \t"):
-        match = _LABEL.match(block, position)
-        if match is None:
-            raise _Refusal(f"labels cannot be read at {block[position : position + 24]!r}")
-        name, value = match[1], match[2]
-        if name.startswith("__"):
-            raise _Refusal(f"label name {name[:32]!r} is reserved")
-        if name in labels:
-            raise _Refusal(f"label {name[:32]!r} stands twice")
-        if len(name) > MAX_NAME_CHARS or len(value) > MAX_LABEL_CHARS:
-            raise _Refusal(f"label {name[:32]!r} is longer than {MAX_LABEL_CHARS} characters")
-        if len(labels) >= MAX_LABELS:
-            raise _Refusal(f"more than {MAX_LABELS} labels")
-        labels[name] = _ESCAPE.sub(lambda m: _UNESCAPED[m[1]], value) if "\\" in value else value
-        position = match.end()
-    return tuple(sorted(labels.items()))
-
-
-def _number(text: str, what: str) -> float:
-    # float() also takes 1_000 and digits of every script; the formats do not.
-    if "_" not in text and text.isascii():
-        try:
-            return float(text)
-        except ValueError:
-            pass
-    raise _Refusal(f"{what} {text[:32]!r} is no number")
-
-
-def _why_no_match(line: str) -> str:
-    if line[0] in '{"':
-        return "quoted metric names are not read"
-    name = _NAME.match(line)
-    if name is None:
-        return "does not begin with a metric name"
-    rest = line[name.end() :]
-    if rest.startswith("{"):
-        block = _BLOCK.match(rest)
-        if block is None:
-            return "the labels do not end"
-        rest = rest[block.end() :]
-    if not rest.strip(" \t"):
-        return "no value"
-    return "not of the form: name{labels} value [timestamp] [# exemplar]"
