@@ -192,3 +192,40 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     monkeypatch.setenv("SERVOSCOPE_STATE", str(state))
     monkeypatch.setenv("SERVOSCOPE_RUN_DIR", str(run))
     return state, run
+
+
+@pytest_asyncio.fixture
+async def ended_streams(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """What a failed test leaves open is closed here: collected later, it would be the fault of
+    some other test."""
+    writers: list[asyncio.StreamWriter] = []
+    servers: list[asyncio.Server] = []
+    connect = asyncio.open_connection
+
+    async def open_connection(*args: Any, **named: Any) -> Any:
+        reader, writer = await connect(*args, **named)
+        writers.append(writer)
+        return reader, writer
+
+    def noted(start: Callable[..., Any]) -> Callable[..., Any]:
+        async def started(serve: Callable[..., Any], *args: Any, **named: Any) -> asyncio.Server:
+            async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writers.append(writer)
+                await serve(reader, writer)
+
+            server: asyncio.Server = await start(served, *args, **named)
+            servers.append(server)
+            return server
+
+        return started
+
+    monkeypatch.setattr(asyncio, "open_connection", open_connection)
+    for name in ("start_server", "start_unix_server"):
+        monkeypatch.setattr(asyncio, name, noted(getattr(asyncio, name)))
+    yield
+    for server in servers:
+        server.close()
+    for writer in writers:
+        writer.transport.abort()
+    for _ in range(3):  # the loop tells each transport, and its reader, in its next turns
+        await asyncio.sleep(0)

@@ -29,6 +29,8 @@ from servoscope.sidecar.api.guard import HostGuard
 from servoscope.sidecar.control.knobs import ControlError
 from servoscope.sidecar.publish.families import Registry
 
+pytestmark = pytest.mark.usefixtures("ended_streams")
+
 KNOB = Knob(
     name="chunk_tokens", mode=KnobMode.LIVE, unit="tokens", value=2048.0, boot_value=2048.0,
     minimum=33.0, maximum=2048.0,

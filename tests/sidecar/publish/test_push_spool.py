@@ -118,8 +118,23 @@ async def until(done: Callable[[], Any], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.005)
 
 
-def keeper(state: Path) -> SpoolThread:
-    return SpoolThread(Spool(state, "h:1", 10_000_000, time.time))
+OPENED: list[SpoolThread] = []
+
+
+def keeper(state: Path, **changes: Any) -> SpoolThread:
+    made = SpoolThread(Spool(state, "h:1", 10_000_000, time.time), **changes)
+    OPENED.append(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+async def _closed_spools() -> AsyncIterator[None]:
+    """Also those of a test that failed."""
+    yield
+    for one in OPENED:
+        await one.aclose()
+        one.spool._let_go()
+    OPENED.clear()
 
 
 def pusher(post: Post, spool: Any, **changes: Any) -> Pusher:
@@ -293,7 +308,7 @@ async def test_a_disk_that_hangs_holds_up_nobody(
         bodies.append(body)
         return Answer.ACCEPTED
 
-    spool = SpoolThread(Spool(tmp_path, "h:1", 10_000, time.time), max_waiting=3)
+    spool = keeper(tmp_path, max_waiting=3)
     subject = pusher(post, spool, batch_records=1)
     try:
         async with background(subject.run()):

@@ -19,6 +19,8 @@ from servoscope.sidecar.relay.watch import Watch
 from sidecar.wire.fake_engine import fake_engine, serving
 from sidecar.wire.talk import request
 
+pytestmark = pytest.mark.usefixtures("ended_streams")
+
 
 @contextlib.asynccontextmanager
 async def relayed(

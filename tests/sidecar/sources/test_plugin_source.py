@@ -16,6 +16,8 @@ from servoscope.exporters.records import Outcome, Phase, RequestRecord, SourceSt
 from servoscope.exporters.vllm.requests import StatsClient
 from servoscope.sidecar.sources.plugin import PluginSource
 
+pytestmark = pytest.mark.usefixtures("ended_streams")
+
 NOW = 1_800_000_000.0
 
 

@@ -18,6 +18,8 @@ from servoscope.sidecar.tap.source import TapSource
 from sidecar.wire.fake_engine import fake_engine, serving
 from sidecar.wire.talk import request
 
+pytestmark = pytest.mark.usefixtures("ended_streams")
+
 
 @contextlib.asynccontextmanager
 async def tapped(host: str, port: int) -> AsyncIterator[tuple[TapSource, list[RequestRecord]]]:
