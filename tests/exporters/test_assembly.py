@@ -182,8 +182,16 @@ def test_everything_is_bounded() -> None:
     run = Assembly(())
     for number in range(assembly.MAX_READINGS + 10):
         run.put(Place(RUNNING, Group("running", (("rank", str(number)),))), Series("r", ()), 1.0)
-    assert len(run.readings(never)) == assembly.MAX_READINGS
-    assert "rest left" in run.refused[-1].why
+    run.put(Place(USAGE, Group("kv_usage_ratio", ())), Series("u", ()), 0.5)
+    for number in range(assembly.MAX_HISTOGRAMS + 10):
+        put_histogram(run, Group("reported_e2e_seconds", (("rank", str(number)),)), f"h{number}",
+                      (1, 1, 1))  # fmt: skip
+    readings = run.readings(never)
+    assert len(readings) == assembly.MAX_READINGS + 1
+    assert readings[-1].name == "kv_usage_ratio"  # what comes after the flood is not lost
+    assert len(run.histograms()) == assembly.MAX_HISTOGRAMS
+    assert [r.value for r in run.refused] == ["running", "reported_e2e_seconds"]
+    assert all("the rest was left out" in r.why for r in run.refused)
     for _ in range(1_000):
         run.refuse("a", "b" * 1_000, "c")
     assert len(run.refused) == assembly.MAX_REFUSED

@@ -62,7 +62,7 @@ def test_series_of_the_engines_own_names_are_bounded(
     engine: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exposition, "MAX_SERIES", 2_000)  # the bounds themselves take seconds
-    monkeypatch.setattr(assembly, "MAX_READINGS", 1_000)
+    monkeypatch.setattr(assembly, "MAX_READINGS", 500)
     monkeypatch.setattr(assembly, "MAX_HISTOGRAMS", 100)
     text = "".join(line.format(i=i) + "\n" for i in range(3_000))
     parser = parser_for(engine, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,8 +15,8 @@ from servoscope.exporters.table import Labels, Line, Ranks
 
 __all__ = ["MAX_HISTOGRAMS", "MAX_READINGS", "MAX_REFUSED", "Assembly", "Group", "Part", "Place"]
 
-MAX_READINGS = 10_000  # of one sample; 64 ranks of 10 models stay below it
-MAX_HISTOGRAMS = 2_000
+MAX_READINGS = 2_000  # of one signal: 64 ranks of 10 models stay below; others are not crowded out
+MAX_HISTOGRAMS = 500  # of one signal
 MAX_REFUSED = 300
 _RATIO_SLACK = 1e-6  # 1.0000000001 is rounding, 1.01 is a wrong number
 
@@ -121,10 +122,10 @@ class Assembly:
         """One reading a group. ``latest`` picks among series that only differ by process."""
         first = _preferred(place for values in self._values.values() for place, _, _ in values)
         out: list[Reading] = []
+        counts: Counter[str] = Counter()
         for group, values in self._values.items():
-            if len(out) >= MAX_READINGS:
-                self.refuse("text", group.signal, f"more than {MAX_READINGS} readings: rest left")
-                break
+            if not self._room(counts, group.signal, MAX_READINGS):
+                continue
             kept = [v for v in values if v[0].line.preference == first[v[0].contestant]]
             if not kept:
                 continue
@@ -140,10 +141,10 @@ class Assembly:
         """One histogram a group, with the engine's own edges."""
         first = _preferred(h.place for owned in self._histograms.values() for h in owned.values())
         out: list[HistogramReading] = []
+        counts: Counter[str] = Counter()
         for group, by_owner in self._histograms.items():
-            if len(out) >= MAX_HISTOGRAMS:
-                self.refuse("text", group.signal, f"more than {MAX_HISTOGRAMS} histograms")
-                break
+            if not self._room(counts, group.signal, MAX_HISTOGRAMS):
+                continue
             kept = [
                 h for h in by_owner.values() if h.place.line.preference == first[h.place.contestant]
             ]
@@ -153,6 +154,13 @@ class Assembly:
             if total is not None:
                 out.append(total)
         return tuple(out)
+
+    def _room(self, counts: Counter[str], signal: str, most: int) -> bool:
+        """Whether one more of a signal is taken; the first that is not is refused by name."""
+        counts[signal] += 1
+        if counts[signal] == most + 1:
+            self.refuse("text", signal, f"more than {most} series of it: the rest was left out")
+        return counts[signal] <= most
 
     def _added(
         self, group: Group, total: HistogramReading | None, histogram: _Histogram
