@@ -13,25 +13,27 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from servoscope.exporters.records import Knob
-from servoscope.exporters.vllm.knobs import KnobGroup, KnobRefused, KnobState, describe
+from servoscope.exporters.vllm.knobs import KnobRefused, KnobState
 from servoscope.exporters.vllm.requests import ProtocolError
 from servoscope.sidecar.config import ControlConfig
 from servoscope.sidecar.control.audit import AuditError, AuditLog
+from servoscope.sidecar.control.kinds import (
+    NO_KNOBS,
+    OBSERVE_ONLY,
+    Connect,
+    KnobRanks,
+    knob_kind,
+)
 
-__all__ = ["NO_KNOBS", "OBSERVE_ONLY", "ControlError", "KnobControl", "KnobRanks"]
+__all__ = ["NO_KNOBS", "OBSERVE_ONLY", "ControlError", "KnobControl"]
 
 log = logging.getLogger(__name__)
 
-NO_KNOBS = (
-    "no knob can be set on this engine: our plug-in does not wrap its scheduler. "
-    "Install servoscope in the engine's environment and start it with SERVOSCOPE_KNOBS=1"
-)
-OBSERVE_ONLY = "no knob of {} can be set live: it takes its settings at its start; observe only"
 _ANSWER_SECONDS = 5.0
 _MAX_KNOBS = 32
 _MAX_TEXT = 200
@@ -45,31 +47,6 @@ class ControlError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class KnobRanks(Protocol):
-    """All ranks of one engine: ``KnobGroup``, or a double in tests."""
-
-    async def get(self) -> list[KnobState]:
-        """The state of every rank."""
-
-    async def lease(self, owner: str, ttl_s: float) -> float:
-        """Take the lease on all ranks, or none."""
-
-    async def renew(self) -> float:
-        """Start the lease's time anew."""
-
-    async def set(self, values: Mapping[str, float]) -> list[dict[str, float]]:
-        """Set on all ranks, or none; what each applied."""
-
-    async def release(self) -> None:
-        """Give the lease back."""
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-
-
-Connect = Callable[[Sequence[Path]], Awaitable[KnobRanks]]
 
 
 class KnobControl:
@@ -89,7 +66,8 @@ class KnobControl:
         engine: str = "vllm",
         clock: Callable[[], float],
         steady: Callable[[], float] = time.monotonic,
-        connect: Connect = KnobGroup.connect,
+        connect: Connect | None = None,
+        version: Callable[[], str | None] = lambda: None,
         forbidden: Callable[[], str] = lambda: "",
     ) -> None:
         self._config = config
@@ -97,9 +75,11 @@ class KnobControl:
         self._server = server
         self._find = find
         self._engine = engine
+        self._kind = knob_kind(engine)
         self._clock = clock
         self._steady = steady
-        self._connect = connect
+        self._connect = connect or (self._kind.connect if self._kind else None)
+        self._version = version
         self._forbidden = forbidden
         self._ranks: KnobRanks | None = None
         self._paths: tuple[Path, ...] = ()
@@ -112,10 +92,10 @@ class KnobControl:
     @property
     def why(self) -> str:
         """Why no knob can be set, in words; empty when that is possible."""
-        if self._engine != "vllm":
+        if self._kind is None:
             return OBSERVE_ONLY.format(self._engine)
         if self._ranks is None:
-            return self.detail or NO_KNOBS
+            return self.detail or self._kind.why_none(self._version())
         return self._forbidden()
 
     async def run(self) -> None:
@@ -133,7 +113,7 @@ class KnobControl:
     async def knobs(self) -> list[Knob]:
         """The knobs over all ranks; those that need a restart when none is live."""
         states = await self.states()
-        return describe(states) if states or self._engine == "vllm" else []
+        return self._kind.describe(states) if self._kind else []
 
     async def set(self, values: Mapping[str, Any], actor: str) -> dict[str, float]:
         """Set knobs on all ranks, or none. Returns what is in force, as read back.
@@ -149,11 +129,14 @@ class KnobControl:
             self._write(actor, entry, late=True)
             raise ControlError(409, why)
         async with self._lock:
-            before = {k.name: k.value for k in describe(await self._states() or self._none())}
+            states = await self._states()
+            if not states or self._kind is None:
+                raise ControlError(404, self.why)
+            before = {k.name: k.value for k in self._kind.describe(states)}
             entry = {"action": "set", "asked": wanted, "before": before}
             self._write(actor, {**entry, "result": "begin"})
             try:
-                applied = await self._apply(wanted)
+                applied = await self._apply(wanted, before)
             except ControlError as error:
                 self._count(wanted, "refused")
                 self._write(actor, {**entry, "result": "refused", "why": str(error)}, late=True)
@@ -171,7 +154,7 @@ class KnobControl:
             if self.held:
                 await self._release(actor)
             elif not await self._states():
-                self._none()
+                raise ControlError(404, self.why)
 
     async def _release(self, actor: str) -> None:
         self._write(actor, {"action": "release", "result": "begin"})
@@ -203,9 +186,6 @@ class KnobControl:
                 await self._release("sidecar (ending)")
             await self._drop()
 
-    def _none(self) -> Sequence[KnobState]:
-        raise ControlError(404, self.why)
-
     async def _states(self) -> Sequence[KnobState]:
         if not self._find():
             await self._drop()
@@ -227,7 +207,7 @@ class KnobControl:
         if self._ranks is not None and paths == self._paths:
             return self._ranks
         await self._drop()
-        if not paths:
+        if not paths or self._connect is None:
             raise FileNotFoundError("the engine has no knob socket")
         async with asyncio.timeout(_ANSWER_SECONDS):
             self._ranks = await self._connect(paths)
@@ -236,7 +216,10 @@ class KnobControl:
             await self._ranks.lease(self._config.owner, self._config.lease_seconds)
         return self._ranks
 
-    async def _apply(self, values: Mapping[str, float]) -> dict[str, float]:
+    async def _apply(
+        self, values: Mapping[str, float], before: Mapping[str, float | None]
+    ) -> dict[str, float]:
+        """What was asked for, and what the engine changed with it, as read back."""
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 ranks = await self._leased()
@@ -252,7 +235,8 @@ class KnobControl:
             if not self.held and self._ranks is not None:
                 with contextlib.suppress(KnobRefused, *_LINK_FAULTS):
                     await self._ranks.release()  # nothing was set: keep no lease
-        return {n: min(rank[n] for rank in applied if n in rank) for n in values}
+        told = {n: min(rank[n] for rank in applied if n in rank) for rank in applied for n in rank}
+        return {n: v for n, v in told.items() if n in values or before.get(n) not in (None, v)}
 
     async def _leased(self) -> KnobRanks:
         try:

@@ -6,10 +6,12 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from servoscope.exporters.records import KnobMode
-from servoscope.exporters.vllm.knobs import KnobState, describe
+from servoscope.exporters.vllm.knobs import KnobState
+from servoscope.sidecar.control.kinds import knob_kind
 from servoscope.sidecar.measure.totals import Totals
 
 if TYPE_CHECKING:
+    from servoscope.sidecar.control.kinds import KnobKind
     from servoscope.sidecar.measure.pipeline import Identity
     from servoscope.sidecar.publish.families import Registry
 
@@ -46,7 +48,8 @@ class KnobMetrics:
                 self._registry.family(name).clear()
             return
         self._counters(states, identity, epoch)
-        self._knobs(states, identity)
+        if (kind := knob_kind(identity.engine)) is not None:
+            self._knobs(states, identity, kind)
 
     def _counters(self, states: Sequence[KnobState], identity: Identity, epoch: Hashable) -> None:
         fleet = (
@@ -66,14 +69,14 @@ class KnobMetrics:
         }
         self._registry.family("step_tokens_max").replace(largest)
 
-    def _knobs(self, states: Sequence[KnobState], identity: Identity) -> None:
+    def _knobs(self, states: Sequence[KnobState], identity: Identity, kind: KnobKind) -> None:
         where = (identity.engine, identity.server)
         values: dict[tuple[str, ...], float] = {}
         boots: dict[tuple[str, ...], float] = {}
         bounds: dict[tuple[str, ...], float] = {}
         modes: dict[tuple[str, ...], float] = {}
         for state in states:
-            for knob in describe([state]):
+            for knob in kind.describe([state]):
                 key = (*where, _rank(state), knob.name)
                 if knob.value is not None:
                     values[key] = knob.value
@@ -83,7 +86,7 @@ class KnobMetrics:
                     bounds[*key, "min"] = knob.minimum
                 if knob.maximum is not None:
                     bounds[*key, "max"] = knob.maximum
-        for knob in describe(states):
+        for knob in kind.describe(states):
             for mode in KnobMode:
                 modes[*where, knob.name, mode.value] = float(mode is knob.mode)
         family = self._registry.family
