@@ -26,6 +26,7 @@ from servoscope.sidecar.control.kinds import (
     NO_KNOBS,
     OBSERVE_ONLY,
     Connect,
+    KnobKind,
     KnobRanks,
     knob_kind,
 )
@@ -75,7 +76,6 @@ class KnobControl:
         self._server = server
         self._find = find
         self._engine = engine
-        self._kind = knob_kind(engine)
         self._clock = clock
         self._steady = steady
         self._connect = connect or (self._kind.connect if self._kind else None)
@@ -88,6 +88,10 @@ class KnobControl:
         self._renewed_at = 0.0  # by the monotonic clock
         self.detail = ""  # why the last read of the knobs failed, in words
         self.results: Counter[tuple[str, str]] = Counter()  # (knob, result)
+
+    @property
+    def _kind(self) -> KnobKind | None:
+        return knob_kind(self._engine)
 
     @property
     def why(self) -> str:
@@ -130,9 +134,10 @@ class KnobControl:
             raise ControlError(409, why)
         async with self._lock:
             states = await self._states()
-            if not states or self._kind is None:
+            kind = self._kind
+            if not states or kind is None:
                 raise ControlError(404, self.why)
-            before = {k.name: k.value for k in self._kind.describe(states)}
+            before = {k.name: k.value for k in kind.describe(states)}
             entry = {"action": "set", "asked": wanted, "before": before}
             self._write(actor, {**entry, "result": "begin"})
             try:
