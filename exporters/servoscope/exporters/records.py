@@ -68,9 +68,12 @@ class Source(StrEnum):
     """Where a number came from."""
 
     PLUGIN = "plugin"  # our plug-in inside the engine
+    FILE = "file"  # the file of finished requests that the engine writes (SGLang)
     TAP = "tap"  # passive capture of the engine's port
     RELAY = "relay"  # our pass-through in the request path
+    OTLP = "otlp"  # trace spans that the engine sends us
     SCRAPE = "scrape"  # the engine's own /metrics
+    LOADS = "loads"  # the engine's load report, for gauges only: no request comes from it
 
 
 class SourceState(StrEnum):

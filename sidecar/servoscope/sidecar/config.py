@@ -146,6 +146,11 @@ class SidecarConfig:
     tap: str = "auto"  # auto: when there is no plug-in and the right is there; on; off
     tap_interface: str | None = None  # None: by the server's address
     relay: str | None = None  # HOST:PORT to listen on; None: no relay
+    otlp: str | None = None  # HOST:PORT to take SGLang's trace spans on; None: do not
+    #: Read SGLang's request file although the engine writes prompts into it. Nothing of them is
+    #: kept either way; false is for those who must not have them pass through.
+    sglang_allow_prompt_text: bool = False
+    loads_interval_seconds: float = 1.0  # between two questions for SGLang's load; 0: none
 
     collector_url: str = "http://127.0.0.1:9780"  # empty: records stay here
     collector_token_file: str = ""  # file with the collector's bearer token, where it wants one
@@ -190,6 +195,15 @@ class SidecarConfig:
         _require(self.tap in TAP_MODES, "sidecar.tap", f"must be one of {', '.join(TAP_MODES)}")
         if self.relay is not None:
             self._require_loopback("sidecar.relay", self.relay_address()[0])
+        if self.otlp is not None:
+            self._require_loopback("sidecar.otlp", self.otlp_address()[0])
+        _require(
+            isinstance(self.sglang_allow_prompt_text, bool),
+            "sidecar.sglang_allow_prompt_text",
+            f"must be true or false, not {self.sglang_allow_prompt_text!r}",
+        )
+        if self.loads_interval_seconds != 0:
+            _number(self.loads_interval_seconds, "sidecar.loads_interval_seconds", 0.05, 3_600)
         self._validate_push()
         _number(self.warmup_seconds, "sidecar.warmup_seconds", 0, 86_400)
         _number(self.long_prompt_tokens, "sidecar.long_prompt_tokens", 1, 10**8)
@@ -201,13 +215,11 @@ class SidecarConfig:
 
     def relay_address(self) -> tuple[str, int]:
         """Host and port of ``relay``. Raises ConfigError unless it is HOST:PORT."""
-        host, _, port = (self.relay or "").rpartition(":")
-        _require(
-            bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535,
-            "sidecar.relay",
-            f"must be HOST:PORT, not {self.relay!r}",
-        )
-        return host.strip("[]"), int(port)
+        return _host_and_port("sidecar.relay", self.relay)
+
+    def otlp_address(self) -> tuple[str, int]:
+        """Host and port of ``otlp``. Raises ConfigError unless it is HOST:PORT."""
+        return _host_and_port("sidecar.otlp", self.otlp)
 
     def _require_loopback(self, key: str, host: str) -> None:
         _require(
@@ -234,6 +246,16 @@ class SidecarConfig:
         _number(self.push_interval_seconds, "sidecar.push_interval_seconds", 0.01, 3_600)
         _number(self.push_attempts, "sidecar.push_attempts", 1, 1_000)
         _number(self.spool_max_bytes, "sidecar.spool_max_bytes", 0, 2**34)
+
+
+def _host_and_port(key: str, text: str | None) -> tuple[str, int]:
+    host, _, port = (text or "").rpartition(":")
+    _require(
+        bool(host) and port.isascii() and port.isdigit() and int(port) <= 65_535,
+        key,
+        f"must be HOST:PORT, not {text!r}",
+    )
+    return host.strip("[]"), int(port)
 
 
 def _is_loopback(host: str) -> bool:

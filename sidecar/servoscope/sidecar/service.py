@@ -42,13 +42,12 @@ from servoscope.sidecar.publish.families import Registry
 from servoscope.sidecar.publish.host_metrics import HostMetrics
 from servoscope.sidecar.publish.knob_metrics import KnobMetrics
 from servoscope.sidecar.publish.outlet import Outlet
-from servoscope.sidecar.relay.descriptors import raise_limit, relay_connections
-from servoscope.sidecar.relay.source import RelaySource
+from servoscope.sidecar.sources.candidates import Candidates
+from servoscope.sidecar.sources.loads import LoadsPoll
 from servoscope.sidecar.sources.plugin import PluginSource
 from servoscope.sidecar.sources.preflight import insist
 from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
-from servoscope.sidecar.sources.selection import Candidate, Remembered, Selection
-from servoscope.sidecar.tap.source import TapSource, tap_missing
+from servoscope.sidecar.sources.selection import Selection
 
 if TYPE_CHECKING:
     from servoscope.alerts.spec import Objective
@@ -59,7 +58,6 @@ __all__ = ["Sidecar", "run_sidecar"]
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 3.0
-_RIGHT_SECONDS = 10.0  # how long an answer on the right to capture is believed
 
 
 async def run_sidecar(
@@ -137,6 +135,7 @@ class Sidecar:
             engine=target.engine,
             clock=self.clock,
             forbidden=lambda: self.outlet.policy.refuses_knobs,
+            version=lambda: self.target.version,
         )
         self.plugin = PluginSource(
             lambda: (self.target.run_dirs, list(self.target.pids)),
@@ -144,15 +143,27 @@ class Sidecar:
             clock=self.clock,
             on_connect=self._plugin_connected,
         )
+        candidates = Candidates(config, lambda: self.target, self.plugin, state_dir())
         self.selection = Selection(
-            self._candidates(target),
+            candidates.build(),
             self.pipeline.take,
             clock=self.clock,
             on_switch=self._switched,
             scraped_until=lambda: self.scrape.counted_until,
         )
+        self.loads: LoadsPoll | None = None
+        if target.engine == "sglang" and config.loads_interval_seconds:
+            self.loads = LoadsPoll(
+                session,
+                lambda: self.target,
+                self.engine_metrics,
+                interval_seconds=config.loads_interval_seconds,
+                timeout_seconds=config.scrape_timeout_seconds,
+                settings=candidates.settings,
+            )
         self.report = Report(
             registry=self.registry,
+            loads=self.loads,
             watch=self.watch,
             scrape=self.scrape,
             selection=self.selection,
@@ -210,6 +221,8 @@ class Sidecar:
         ]
         if self.pusher is not None:
             jobs.append(self.pusher.run())
+        if self.loads is not None:
+            jobs.append(self.loads.run())
         tasks = [asyncio.ensure_future(job) for job in jobs]
         stop = asyncio.create_task(stopping.wait())
         try:
@@ -241,34 +254,6 @@ class Sidecar:
         await self.host_metrics.read(self.target)
         states = await self.control.states()
         self.knob_metrics.publish(states, self.pipeline.identity, self.target.identity)
-
-    def _candidates(self, target: Target) -> list[Candidate]:
-        config = self.config
-        found: list[Candidate] = []
-        if target.engine == "vllm":
-            found.append(
-                Candidate(
-                    self.plugin,
-                    self.plugin.missing,
-                    always=True,
-                    settled=lambda: self.plugin.settled,
-                )
-            )
-        if config.tap != "off":
-            tap = TapSource(
-                target.host, target.port, interface=config.tap_interface, server=target.server
-            )
-            pid = next(iter(target.pids), None)
-            right = Remembered(lambda: tap_missing(target.host, target.port, pid), _RIGHT_SECONDS)
-            found.append(Candidate(tap, right))
-        if config.relay is not None:
-            host, port = config.relay_address()
-            relay = RelaySource(
-                host, port, target.host, target.port, server=target.server,
-                max_connections=relay_connections(raise_limit()),
-            )  # fmt: skip
-            found.append(Candidate(relay, lambda: None, always=True))
-        return found
 
     def _plugin_connected(self) -> None:
         self.selection.choose()

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from servoscope.exporters.records import RequestRecord, Source, SourceState
-from servoscope.sidecar import service
 from servoscope.sidecar.attach.target import Target, attach
 from servoscope.sidecar.config import ConfigError, SidecarConfig
 from servoscope.sidecar.service import Sidecar
+from servoscope.sidecar.sources import candidates
 
 MISSING = "the right to capture is missing; grant it: setcap"
 Build = Callable[..., Sidecar]
@@ -25,7 +25,7 @@ async def build(
     engine: Any, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Build]:
     """A wired sidecar that does not run, on a host without the right to capture."""
-    monkeypatch.setattr(service, "tap_missing", lambda *_asked, **_more: MISSING)
+    monkeypatch.setattr(candidates, "tap_missing", lambda *_asked, **_more: MISSING)
     target = await attach(engine.url)
     async with aiohttp.ClientSession() as session:
 

@@ -80,7 +80,7 @@ async def test_an_engine_of_another_user_is_found(
     assert engine.hits == {"/v1/models": 1, "/version": 1}
 
 
-async def test_engines_are_found_others_are_left_alone_unknown_kinds_are_reported(
+async def test_engines_of_two_kinds_are_found_and_others_are_left_alone(
     engine: Any, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = type(engine)()
@@ -99,7 +99,7 @@ async def test_engines_are_found_others_are_left_alone_unknown_kinds_are_reporte
     await web.stop()
     assert set(found) == {engine.port, other.port}
     assert (found[engine.port].engine, found[engine.port].supported) == ("vllm", True)
-    assert (found[other.port].engine, found[other.port].supported) == ("sglang", False)
+    assert (found[other.port].engine, found[other.port].supported) == ("sglang", True)
     assert found[other.port].version == "0.5.23"
     assert engine.hits == {"/v1/models": 1, "/version": 1}
     assert web.hits == {"/v1/models": 1}

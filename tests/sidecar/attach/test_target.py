@@ -58,14 +58,26 @@ async def test_a_key_on_the_models_list_does_not_stop_it(engine: Any) -> None:
     assert (target.engine, target.version) == ("vllm", "0.32.0")
 
 
-async def test_a_known_kind_that_cannot_be_read_yet_is_named(engine: Any) -> None:
+async def test_of_sglang_it_is_kept_how_it_was_started_and_nothing_else(engine: Any) -> None:
     engine.paths = {
         "/v1/models": {"data": [{"id": "s", "owned_by": "sglang"}]},
         "/version": None,
-        "/server_info": {"version": "0.5.23"},
-    }
-    with pytest.raises(AttachError, match="is sglang, which this version cannot read yet"):
-        await attach(engine.url)
+        "/server_info": {
+            "version": "0.5.23", "api_key": "secret", "export_metrics_to_file": True,
+            "export_metrics_to_file_dir": "/d", "log_requests": False, "weight_version": "w7",
+        },
+    }  # fmt: skip
+    target = await attach(engine.url)
+    assert (target.engine, target.version, target.supported) == ("sglang", "0.5.23", True)
+    assert target.model_version == "w7"
+    assert target.settings == {
+        "export_metrics_to_file": True, "export_metrics_to_file_dir": "/d", "log_requests": False,
+    }  # fmt: skip
+
+
+async def test_a_kind_that_cannot_be_read_yet_is_named(engine: Any) -> None:
+    with pytest.raises(AttachError, match="is tgi, which this version cannot read yet"):
+        await attach(engine.url, engine="tgi")
 
 
 async def test_something_else_is_told_from_an_engine(engine: Any) -> None:

@@ -30,6 +30,7 @@ FLAGS = {
     "model_version": "model_version",
     "tap": "tap",
     "relay": "relay",
+    "otlp": "otlp",
     "collector": "collector_url",
     "warmup_seconds": "warmup_seconds",
 }
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", help="the engine, e.g. http://127.0.0.1:8000")
     parser.add_argument("--listen", metavar="ADDRESS", help="address of /metrics and the API")
     parser.add_argument("--port", type=int, help="port (default: the first free from 9790)")
-    parser.add_argument("--engine", metavar="KIND", help="vllm, llamacpp (default: ask the server)")
+    parser.add_argument("--engine", metavar="KIND", help="vllm, sglang, llamacpp (default: ask)")
     parser.add_argument("--model-version", metavar="V", help="model_version label (default: found)")
     parser.add_argument(
         "--tap",
@@ -55,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--relay",
         metavar="HOST:PORT",
         help="listen there and pass requests through to the engine, measuring them",
+    )
+    parser.add_argument(
+        "--otlp",
+        metavar="HOST:PORT",
+        help="take SGLang's trace spans there (OTLP over HTTP, protobuf)",
     )
     parser.add_argument("--collector", metavar="URL", help="where records go; 'off' for nowhere")
     parser.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,13 @@ import aiohttp
 from servoscope.exporters.engines import parser_for
 from servoscope.exporters.gpu import read_gpus
 from servoscope.exporters.records import Source, SourceState, SourceStatus
-from servoscope.exporters.vllm.knobs import KnobGroup, describe, find_knob_sockets
+from servoscope.exporters.vllm.knobs import find_knob_sockets
 from servoscope.exporters.vllm.requests import find_stats_sockets
+from servoscope.sidecar.attach.sglang import engine_files
 from servoscope.sidecar.attach.target import AttachError, attach, identify
-from servoscope.sidecar.control.knobs import NO_KNOBS, OBSERVE_ONLY
+from servoscope.sidecar.control.kinds import OBSERVE_ONLY, knob_kind
 from servoscope.sidecar.publish.host_metrics import gpus_of, process_rows
-from servoscope.sidecar.sources import plugin, scrape
+from servoscope.sidecar.sources import plugin, request_file, scrape
 from servoscope.sidecar.tap.source import tap_missing
 
 if TYPE_CHECKING:
@@ -95,9 +97,10 @@ async def inspect_url(
         processes=await asyncio.to_thread(process_rows, target),
         gpus=gpus_of(target, samples),
         sources=[
-            _plugin(target),
+            *([_file(target, config)] if target.engine == "sglang" else [_plugin(target)]),
             _tap(target, config),
             _relay(config),
+            *([_otlp(config)] if target.engine == "sglang" else []),
             scraped,
         ],
         knobs=knobs,
@@ -126,15 +129,16 @@ async def _believe(target: Target, scraped: SourceStatus) -> None:
 
 async def _knobs(target: Target) -> tuple[list[Knob], str]:
     paths = find_knob_sockets(target.run_dirs, target.pids)
-    if target.engine != "vllm":
+    kind = knob_kind(target.engine)
+    if kind is None:
         return [], OBSERVE_ONLY.format(target.engine)
     if not paths:
-        return describe([]), NO_KNOBS
+        return kind.describe([]), kind.why_none(target.version)
     try:
         async with asyncio.timeout(5.0):
-            group = await KnobGroup.connect(paths)
+            group = await kind.connect(paths)
             try:
-                return list(describe(await group.get())), ""
+                return kind.describe(await group.get()), ""
             finally:
                 with contextlib.suppress(OSError):
                     await group.aclose()
@@ -150,6 +154,23 @@ def _plugin(target: Target) -> SourceStatus:
     detail = f"the engine has it: {found[0]}" if found else plugin.INSTALL_HINT
     state = SourceState.IDLE if found else SourceState.OFF
     return SourceStatus(source=Source.PLUGIN, state=state, detail=detail, blind_to=plugin.BLIND_TO)
+
+
+def _file(target: Target, config: SidecarConfig) -> SourceStatus:
+    files = engine_files(target)
+    missing = request_file.not_written(files.settings, allow_text=config.sglang_allow_prompt_text)
+    if missing is None and files.directory is not None and not os.access(files.directory, os.R_OK):
+        missing = f"{files.directory} cannot be read by this user"
+    return SourceStatus(
+        source=Source.FILE,
+        state=SourceState.OFF if missing else SourceState.IDLE,
+        detail=missing or f"the engine writes {files.told_directory}",
+        blind_to=request_file.BLIND_TO,
+    )
+
+
+def _otlp(config: SidecarConfig) -> SourceStatus:
+    return SourceStatus(source=Source.OTLP, detail=config.otlp or "not configured (sidecar.otlp)")
 
 
 def _tap(target: Target, config: SidecarConfig) -> SourceStatus:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from servoscope.sidecar.measure.pipeline import Pipeline
     from servoscope.sidecar.publish.families import Registry
     from servoscope.sidecar.publish.outlet import Outlet
+    from servoscope.sidecar.sources.loads import LoadsPoll
     from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
     from servoscope.sidecar.sources.selection import Selection
 
@@ -40,6 +41,7 @@ class Report:
         registry: Registry,
         watch: EngineWatch,
         scrape: ScrapeLoop,
+        loads: LoadsPoll | None = None,
         selection: Selection,
         pipeline: Pipeline,
         aggregate: Aggregate,
@@ -54,6 +56,7 @@ class Report:
         self._registry = registry
         self._watch = watch
         self._scrape = scrape
+        self._loads = loads
         self._selection = selection
         self._pipeline = pipeline
         self._aggregate = aggregate
@@ -102,7 +105,7 @@ class Report:
         now = self._steady()
         found: list[SourceStatus] = []
         known = {c.source.source: c for c in self._selection.candidates}
-        for source in (Source.PLUGIN, Source.TAP, Source.RELAY):
+        for source in self._listed():
             candidate = known.get(source)
             if candidate is None:
                 found.append(SourceStatus(source=source, detail=self._why_not(source)))
@@ -111,7 +114,14 @@ class Report:
             if source is Source.TAP and candidate.source is not self._selection.in_force:
                 status = self._tap_at_rest(status, candidate.missing())
             found.append(status)
-        return [*found, self._scrape.status(now)]
+        loads = [self._loads.status(now)] if self._loads is not None else []
+        return [*found, self._scrape.status(now), *loads]
+
+    def _listed(self) -> tuple[Source, ...]:
+        """Sources of requests that this kind of engine could have, best first."""
+        if self._watch.target.engine == "sglang":
+            return (Source.FILE, Source.TAP, Source.RELAY, Source.OTLP)
+        return (Source.PLUGIN, Source.TAP, Source.RELAY)
 
     def _tap_at_rest(self, status: SourceStatus, missing: str | None) -> SourceStatus:
         """A tap that does not run: a fault only if it was asked for and cannot be had."""
@@ -126,7 +136,7 @@ class Report:
             return f"there is no plug-in for {self._watch.target.engine}"
         if source is Source.TAP:
             return "off in the settings (sidecar.tap)"
-        return "not configured (sidecar.relay)"
+        return f"not configured (sidecar.{source.value})"
 
     def _refresh(self) -> None:
         own, control, scrape = self._own, self._control, self._scrape
@@ -177,10 +187,14 @@ class Report:
     def _refresh_losses(self) -> None:
         own, scrape = self._own, self._scrape
         errors = {(Source.SCRAPE.value, why): n for why, n in scrape.state.errors.items()}
+        if self._loads is not None:
+            errors |= {(Source.LOADS.value, why): n for why, n in self._loads.errors.items()}
         own.counters("source_errors_total", errors)
         own.counters("source_dropped_total", self._drops())
         refused: Counter[tuple[str, ...]] = Counter(self._pipeline.refused)
         refused.update({(Source.SCRAPE.value, name): n for name, n in scrape.refused.items()})
+        if self._loads is not None:
+            refused.update({(Source.LOADS.value, n): k for n, k in self._loads.refused.items()})
         own.counters("refused_values_total", refused)
         folded = self._aggregate.folded()
         own.counters("labels_folded_total", {(label,): n for label, n in folded.items()})

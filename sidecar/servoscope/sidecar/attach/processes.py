@@ -33,6 +33,12 @@ __all__ = [
 
 _ENDED = ("Z", "X", "x")  # zombie or dead, in the words of proc(5)
 _HELPERS = re.compile(r"multiprocessing[.]resource_tracker|multiprocessing[.]forkserver")
+_SGLANG_ROLES = (
+    ("sglang::scheduler", "scheduler"),
+    ("sglang::detokenizer", "detokenizer"),
+    ("sglang::data_parallel_controller", "coordinator"),
+    ("sglang::tokenizer_worker", "api"),
+)
 _VLLM_ROLES = (
     ("VLLM::EngineCore", "core"),
     ("VLLM::Worker", "worker"),
@@ -100,6 +106,10 @@ def role_of(engine: str, argv: Sequence[str], *, listens: bool) -> str | None:
             if line.startswith(title):
                 return role
         return "api" if listens else None
+    if engine == "sglang":
+        for title, role in _SGLANG_ROLES:
+            if line.startswith(title):
+                return role
     return "server" if listens else "worker"
 
 

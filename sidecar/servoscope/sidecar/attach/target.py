@@ -19,6 +19,7 @@ import psutil
 
 from servoscope.exporters.gpu import gpu_model_of, read_gpus
 from servoscope.exporters.paths import run_dir
+from servoscope.exporters.sglang.settings import SETTING_NAMES
 from servoscope.sidecar.attach import model, processes
 from servoscope.sidecar.attach.canonical import locate, server_label
 from servoscope.sidecar.attach.processes import ServerProcess
@@ -34,7 +35,7 @@ __all__ = [
     "split_url",
 ]
 
-SUPPORTED = ("vllm", "llamacpp")
+SUPPORTED = ("vllm", "sglang", "llamacpp")
 _TIMEOUT = aiohttp.ClientTimeout(total=5.0, connect=2.0)
 _MAX_ANSWER_BYTES = 1024 * 1024
 _OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "llama.cpp": "llamacpp"}
@@ -64,6 +65,7 @@ class Target:
     argv: tuple[str, ...] = ()
     run_dirs: list[Path] = field(default_factory=list)
     processes: tuple[ServerProcess, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # SGLang's, as far as we need them
 
     @property
     def supported(self) -> bool:
@@ -86,6 +88,7 @@ class Answers:
     model_name: str | None = None
     root: str | None = None
     reported: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def split_url(url: str) -> tuple[str, str, int]:
@@ -153,6 +156,7 @@ async def identify(
         model_name=str(name)[:_MAX_NAME_CHARACTERS] if name else None,
         root=root if isinstance(root, str) else None,
         reported=model.reported_version(entry, details),
+        settings={name: details[name] for name in SETTING_NAMES if name in details},
     )
 
 
@@ -245,6 +249,7 @@ def describe(base: str, host: str, port: int, answers: Answers, flag: str | None
         argv=argv,
         run_dirs=_run_dirs(main),
         processes=tuple(found),
+        settings=answers.settings,
     )
 
 

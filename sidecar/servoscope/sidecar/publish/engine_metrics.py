@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["EngineMetrics", "Progress"]
 
 _ENGINE = {m.name: m for m in CATALOG if m.part == "engine"}
+_LOAD = ("running", "waiting", "kv_usage_ratio")
 _REQUESTS = "engine_requests_total"
 _PROGRESS = ("engine_generated_tokens_total", "engine_prompt_tokens_total", _REQUESTS)
 _OUTCOMES = {
@@ -57,6 +58,7 @@ class EngineMetrics:
         self._histograms: Totals[tuple[CounterKey, float | str]] = Totals()
         self.identity = identity
         self.publish_requests = False  # True while the scrape is the only source of requests
+        self._told_by_loads: frozenset[str] = frozenset()  # gauges that come from somewhere fresher
 
     def observe(self, sample: EngineSample, epoch: Hashable = None) -> Progress:
         """Take one sample. ``epoch``: which life of the engine it is from, if that is known."""
@@ -73,7 +75,8 @@ class EngineMetrics:
         step = self._counters.observe(counters, epoch)
         self._publish_counters()
         for name, readings in gauges.items():
-            self._publish_gauge(name, readings)
+            if name not in self._told_by_loads:
+                self._publish_gauge(name, readings)
         self._count_requests(step.deltas)
         self._publish_histograms(sample.histograms, epoch)
         working = (sample.total("running") or 0) + (sample.total("waiting") or 0) > 0
@@ -82,11 +85,27 @@ class EngineMetrics:
         fell = tuple(dict.fromkeys(name for name, _ in step.fell))
         return Progress(working or moved, step.reset, fell, finished)
 
+    def observe_loads(self, sample: EngineSample) -> None:
+        """Gauges that are fresher than those of /metrics: they stand until ``loads_gone``."""
+        gauges: dict[str, list[Reading]] = {}
+        for reading in sample.readings:
+            if reading.name in _LOAD:
+                gauges.setdefault(reading.name, []).append(reading)
+        for name, readings in gauges.items():
+            self._publish_gauge(name, readings)
+        self._told_by_loads = frozenset(gauges)
+
+    def loads_gone(self) -> None:
+        """They are not told apart any more: they end, until /metrics tells them."""
+        for name in self._told_by_loads:
+            self._registry.family(name).clear()
+        self._told_by_loads = frozenset()
+
     def gone(self) -> None:
-        """The engine does not answer: its gauges end; counters stay as they are."""
-        for m in _ENGINE.values():
-            if m.kind is Kind.GAUGE and m.name in ("running", "waiting", "kv_usage_ratio"):
-                self._registry.family(m.name).clear()
+        """The engine's /metrics do not answer: its gauges end; counters stay as they are."""
+        for name in _LOAD:
+            if name not in self._told_by_loads:
+                self._registry.family(name).clear()
 
     def stop_requests(self) -> None:
         """Another source sees requests now: the engine's own histograms end."""

@@ -1,6 +1,6 @@
 """Which source of requests is in force: exactly one, the best that can be had.
 
-Candidates come in order of preference (plug-in, tap, relay); with none of them the engine's own
+Candidates come in order of preference (``candidates``); with none of them the engine's own
 /metrics stands in (``in_force`` is ``None`` and ``decided`` is true). A record from any other
 source than the one in force is not counted, so no request counts twice.
 

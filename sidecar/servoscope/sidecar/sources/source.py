@@ -36,7 +36,7 @@ class RequestSource(Protocol):
 
     @property
     def source(self) -> Source:
-        """Which of the four it is."""
+        """Which one it is."""
 
     async def run(self, sink: Sink) -> None:
         """Hand every finished request to ``sink``, once, until cancelled."""
