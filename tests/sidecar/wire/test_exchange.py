@@ -438,6 +438,16 @@ def test_client_that_closes_while_tokens_come() -> None:
     assert (record.finished_unix_seconds, record.time_to_first_token_seconds) == (4, 1)
 
 
+def test_a_request_that_is_seen_after_its_clients_close_ends_no_earlier_than_it_began() -> None:
+    subject = exchange()
+    assert subject.client_closed(1) == []
+    assert subject.client_bytes(REQUEST, 2) == []  # out of order
+    record = only(subject.server_closed(3))
+    assert record.outcome is Outcome.CLIENT_DISCONNECT
+    assert (record.received_unix_seconds, record.finished_unix_seconds) == (2, 2)
+    assert record.refuse_impossible(now=10.0) == []
+
+
 def test_client_that_half_closes_and_reads_on() -> None:
     subject = exchange()
     feed(subject, [(1, "c", REQUEST)])

@@ -99,6 +99,8 @@ class Exchange:
             self._shared.drops["tls" if data.startswith(_TLS_HANDSHAKE) else "http2"] += 1
             self._state = _State.OPAQUE
             return []
+        if self._client_closed_at is not None:  # out of order: it had not closed by then
+            self._client_closed_at = max(self._client_closed_at, at)
         if self._state is _State.LOST and not self._found_again(data):
             return []
         try:
