@@ -88,8 +88,8 @@ def same(one: Samples, other: Samples) -> bool:
     )
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(sample_lines(), max_size=12))
+@settings(max_examples=100, deadline=None)
+@given(st.lists(sample_lines(), max_size=8))
 def test_reads_what_prometheus_client_reads(lines: list[str]) -> None:
     text = "".join(line + "\n" for line in lines)
     parser = TextParser()
@@ -115,7 +115,7 @@ def test_later_texts_are_read_as_by_a_new_parser(lines: list[str], data: st.Data
     assert cached_read.refused == fresh_read.refused
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(sample_lines() | st.sampled_from(["# TYPE a counter", ""]), min_size=1, max_size=6),
     st.data(),
@@ -187,8 +187,8 @@ def test_no_text_raises_and_no_good_line_is_lost(lines: list[str]) -> None:
             assert expected[key] == value
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(quoted_lines(), max_size=6))
+@settings(max_examples=80, deadline=None)
+@given(st.lists(quoted_lines(), max_size=5))
 def test_quoted_names_are_read_as_they_were_written(lines: list[str]) -> None:
     text = "".join(line + "\n" for line in lines)
     parser = TextParser()

@@ -209,7 +209,7 @@ def test_fault_25_thousands_of_junk_models_hide_nothing(table: Table) -> None:
     )
     junk = [f'{running}{{model_name="junk-{i}"}} 1' for i in range(30_000)]
     sample = read(table.engine, *junk, f'{waiting}{{model_name="real"}} 7')
-    assert len(sample.readings) < 5_000
+    assert len(sample.readings) <= 5_001
     assert sample.total("waiting") == 7
     refused = [r for r in sample.refused if "left out" in r.why]
     assert bool(refused) is ("model_name" in table.kept_labels)

@@ -15,8 +15,8 @@ from servoscope.exporters.table import Labels, Line, Ranks
 
 __all__ = ["MAX_HISTOGRAMS", "MAX_READINGS", "MAX_REFUSED", "Assembly", "Group", "Part", "Place"]
 
-MAX_READINGS = 2_000  # of one signal: 64 ranks of 10 models stay below; others are not crowded out
-MAX_HISTOGRAMS = 500  # of one signal
+MAX_READINGS = 5_000  # of one signal: 64 ranks of 10 models with 5 reasons stay below
+MAX_HISTOGRAMS = 1_000  # of one signal: so no flood crowds others out
 MAX_REFUSED = 300
 _RATIO_SLACK = 1e-6  # 1.0000000001 is rounding, 1.01 is a wrong number
 

@@ -1,13 +1,12 @@
 """Prometheus text and OpenMetrics text → samples. Pure, bounded, quick from the second text on.
 
 Theory of operation. Engines print the same thousands of lines at every scrape, in the same order,
-and change only the number at their end. So a text is first laid beside the last one: a line that
-is the same costs one comparison, one that begins the same one comparison and one ``float``. Where
-the shape has changed, each line is cut at its last space, and what is left of it is looked up. The
-cache holds only texts that were read as a complete series (``name`` or ``name{...}``), so a line
-whose left part hits can mean nothing else than that series and one number. Everything else (new
-series, comments, timestamps, exemplars, tabs, damage) takes the slow way through one regular
-expression.
+and change only the number at their end. So a text is first laid beside the last one
+(``exposition_shape``). Where the shape has changed, each line is cut at its last space, and what is
+left of it is looked up. The cache holds only texts that were read as a complete series (``name``
+or ``name{...}``), so a line whose left part hits can mean nothing else than that series and one
+number. Everything else (new series, comments, timestamps, exemplars, tabs, damage) takes the slow
+way through one regular expression.
 
 What a line cannot be read for is refused with the reason (``exposition_line``), and nothing else is
 lost. Every table is bounded by a constant below.
@@ -29,6 +28,7 @@ from servoscope.exporters.exposition_line import (
     read_sample,
     read_type,
 )
+from servoscope.exporters.exposition_shape import MAX_LINES_OF_SHAPE, Series, Shape
 from servoscope.exporters.records import Refused
 
 __all__ = [
@@ -52,15 +52,6 @@ MAX_REFUSED = 100  # kept in the list; ``refused_total`` counts all
 
 #: Comments and types kept from one text to the next, and how far a cache may outgrow its text.
 _CACHE_SLACK = 1_024
-_LAST_LINES = 50_000  # texts with more lines are not kept to be compared with the next
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Series:
-    """Name and labels of one series. One parser makes one object a series: compare with ``is``."""
-
-    name: str
-    labels: tuple[tuple[str, str], ...]  # sorted by label name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +69,6 @@ class Exposition:
     truncated: bool = False
 
 
-@dataclass(slots=True)
-class _Last:
-    """The last text that was read without a fault, line by line."""
-
-    lines: list[str]
-    heads: list[str]  # what stands before the number; "" where that is not all that can change
-    series: list[Series | None]  # None: a comment or a blank line
-    samples: dict[Series, float]
-
-
 class TextParser:
     """Reads the texts of ONE endpoint, one after the other. Not safe for use by two threads."""
 
@@ -96,15 +77,17 @@ class TextParser:
         self._by_identity: dict[tuple[str, tuple[tuple[str, str], ...]], Series] = {}
         self._comments: dict[str, tuple[str, str] | None] = {}
         self._types: dict[str, str] = {}
-        self._last: _Last | None = None
+        self._shape: Shape | None = None
 
     def parse(self, text: str | bytes) -> Exposition:
         """Read one whole text; never raises for what is in it."""
         refusals = _Refusals()
-        lines = _bounded_lines(text, refusals)
-        samples = None if refusals.total else self._again(lines)
+        whole = _bounded_text(text, refusals)
+        samples = None
+        if self._shape is not None and not refusals.total:
+            samples = self._shape.read(whole, self._same_series)
         if samples is None:
-            samples = self._anew(lines, refusals)
+            samples = self._anew(whole, refusals)
         types = self._types
         self._forget(samples)
         return Exposition(
@@ -115,36 +98,6 @@ class TextParser:
             truncated=refusals.truncated,
         )
 
-    def _again(self, lines: list[str]) -> dict[Series, float] | None:
-        """The quick way: line by line beside the last text. ``None``: it has another shape.
-
-        The last text had no fault and no series twice; so if each line is the same as there, or
-        the same series with another number, nothing has to be asked but the numbers.
-        """
-        last = self._last
-        if last is None or len(lines) != len(last.lines):
-            return None
-        samples = last.samples.copy()
-        try:
-            for line, before, head, series in zip(
-                lines, last.lines, last.heads, last.series, strict=True
-            ):
-                if line == before:
-                    continue
-                if series is None:
-                    return None
-                if head and line.startswith(head):
-                    number = line[len(head) :]
-                    if "_" in number or not number.isascii():
-                        return None
-                    samples[series] = float(number)
-                else:
-                    samples[series] = self._same_series(line, series)
-        except ValueError:
-            return None
-        last.lines, last.samples = lines, samples
-        return samples
-
     def _same_series(self, line: str, series: Series) -> float:
         """The slow way for one line. Raises LineError when it is another series or none."""
         found = self._read_line(line)
@@ -152,8 +105,9 @@ class TextParser:
             raise LineError("another series")
         return found[1]
 
-    def _anew(self, lines: list[str], refusals: _Refusals) -> dict[Series, float]:
+    def _anew(self, text: str, refusals: _Refusals) -> dict[Series, float]:
         """Each line by itself: by the text left of its number, else the slow way."""
+        lines, tail = _bounded_lines(text, refusals)
         samples: dict[Series, float] = {}
         heads: list[str] = []
         places: list[Series | None] = []
@@ -191,8 +145,8 @@ class TextParser:
                 read += 1
         if read > len(samples):
             refusals.text(read - len(samples), "series written twice: the last value was taken")
-        whole = not refusals.total and len(lines) <= _LAST_LINES
-        self._last = _Last(lines, heads, places, samples) if whole else None
+        faultless = not refusals.total and len(lines) <= MAX_LINES_OF_SHAPE
+        self._shape = Shape(lines, heads, places, samples, tail) if faultless else None
         return samples
 
     def _known_comment(self, line: str) -> bool:
@@ -236,7 +190,7 @@ class TextParser:
             self._by_text = {t: s for t, s in self._by_text.items() if s in samples}
             self._by_identity = {i: s for i, s in self._by_identity.items() if s in samples}
         if len(self._comments) > 2 * limit or len(self._types) > limit:
-            self._comments, self._types, self._last = {}, {}, None
+            self._comments, self._types, self._shape = {}, {}, None
 
 
 class _Refusals:
@@ -263,8 +217,8 @@ class _Refusals:
             self.kept.append(Refused(name, value, why))
 
 
-def _bounded_lines(text: str | bytes, refusals: _Refusals) -> list[str]:
-    """Lines of at most MAX_BYTES of ``text``, without one that was cut off in the middle."""
+def _bounded_text(text: str | bytes, refusals: _Refusals) -> str:
+    """At most MAX_BYTES of ``text``, decoded."""
     if len(text) > MAX_BYTES:
         refusals.cut(f"longer than {MAX_BYTES} bytes: the rest was not read")
         text = text[:MAX_BYTES]
@@ -275,14 +229,17 @@ def _bounded_lines(text: str | bytes, refusals: _Refusals) -> list[str]:
         if "\ufffd" in decoded:
             refusals.text(decoded.count("\ufffd"), "bytes that are not UTF-8 were replaced")
         text = decoded
-    lines = text.removeprefix("\ufeff").split("\n", MAX_LINES)
-    last = lines.pop()  # not splitlines(): U+2028 may stand in a label value
+    return text.removeprefix("\ufeff")
+
+
+def _bounded_lines(text: str, refusals: _Refusals) -> tuple[list[str], str]:
+    """At most MAX_LINES lines, and what follows the last line feed if it is no line cut off."""
+    lines = text.split("\n", MAX_LINES)  # not splitlines(): U+2028 may stand in a label value
+    last = lines.pop()
     if len(lines) == MAX_LINES and last:
         refusals.cut(f"more than {MAX_LINES} lines: the rest was not read")
-    elif last.strip() == "# EOF":
-        pass
-    elif last.strip():
+    elif last.strip() and last.strip() != "# EOF":
         # "requests 12" may be what is left of "requests 1234": a number cut short is a lie.
         refusals.truncated = True
         refusals.line(len(lines), last, "the text ends inside this line")
-    return lines
+    return lines, last
