@@ -22,23 +22,24 @@ from servoscope.lab.client import CHAT, COMPLETIONS, Observed, PlannedRequest, r
 __all__ = ["FORMS", "Form", "capture", "plan"]
 
 FIXTURES = ROOT / "tests" / "fixtures" / "engines" / "sglang"
+MODEL_NAME = "model"
 LABEL_HEADER = "x-custom-labels"
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to run the server; ``suffix`` is in the names of its files."""
+    """One way to run the server; ``folder`` is where its files lie, below the version's."""
 
-    suffix: str
+    folder: str
     tp: int = 1
     args: Sequence[str] = ()
 
 
 FORMS: Mapping[str, Form] = {
-    "plain": Form(""),
-    "ranks": Form("_tp2", tp=2, args=["--enable-metrics-for-all-schedulers"]),
+    "plain": Form("."),
+    "ranks": Form("ranks", tp=2, args=["--enable-metrics-for-all-schedulers"]),
     "labels": Form(
-        "_labels", args=["--tokenizer-metrics-allowed-custom-labels", "tenant", "request_type"]
+        "labels", args=["--tokenizer-metrics-allowed-custom-labels", "tenant", "request_type"]
     ),
 }
 
@@ -56,7 +57,7 @@ def plan(size: int = 24) -> Iterator[PlannedRequest]:
             endpoint=CHAT if number % 4 == 0 else COMPLETIONS,
             max_tokens=4 + number % 5 * 8,
             streaming=number % 2 == 0,
-            model="tiny",
+            model=MODEL_NAME,
             headers={LABEL_HEADER: json.dumps(labels)},
             abort_after_token_events=2 if number == 6 else None,
         )
@@ -64,29 +65,32 @@ def plan(size: int = 24) -> Iterator[PlannedRequest]:
 
 def capture(version: str, form: Form, directory: Path, args: Sequence[str] = ()) -> list[Observed]:
     """Run one form of one version and write its files. Raises EngineError."""
+    directory /= form.folder
     directory.mkdir(parents=True, exist_ok=True)
-    with SglangServer(version=version, tp=form.tp, args=[*form.args, *args]) as server:
+    more = ["--served-model-name", MODEL_NAME, *form.args, *args]
+    with SglangServer(version=version, tp=form.tp, args=more) as server:
 
-        def write(name: str, ending: str, text: str) -> None:
+        def write(name: str, text: str) -> None:
             for private, public in (
                 (str(server.request_metrics_dir.parent), "/tmp/server"),
                 (str(cache_directory()), "/cache"),
             ):
                 text = text.replace(private, public)
-            (directory / f"{name}{form.suffix}.{ending}").write_text(text.rstrip("\n") + "\n")
+            (directory / name).write_text(text.rstrip("\n") + "\n")
 
         observed, loads = asyncio.run(_under_load(server))
         with contextlib.suppress(urllib.error.HTTPError):
-            too_long = {"model": "tiny", "prompt": [5] * 9000, "max_tokens": 1}
+            too_long = {"model": MODEL_NAME, "prompt": [5] * 9000, "max_tokens": 1}
             server.post_json(COMPLETIONS, too_long)
-        write("metrics", "txt", server.get_text("/metrics/"))
+        write("metrics.txt", server.get_text("/metrics/"))
         with contextlib.suppress(urllib.error.HTTPError):
             info = server.get_json("/server_info")
-            write("server_info", "json", json.dumps(info, indent=1, sort_keys=True))
+            write("server_info.json", json.dumps(info, indent=1, sort_keys=True))
         if loads is not None:
-            write("v1_loads", "json", json.dumps(loads, indent=1))
-        for written in server.request_metrics_dir.glob("*.log"):
-            write("request-metrics", "jsonl", written.read_text())
+            write("v1_loads.json", json.dumps(loads, indent=1))
+        hours = sorted(server.request_metrics_dir.glob("*.log"))
+        if hours:
+            write("request-metrics.jsonl", "".join(hour.read_text() for hour in hours))
     return observed
 
 

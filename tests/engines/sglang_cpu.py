@@ -43,6 +43,21 @@ REQUIREMENTS = HERE / "sglang_cpu.txt"
 STUBS = HERE / "sglang_stubs.py"
 #: Compilers for GPUs and what they link: half of triton's size, and no import needs them.
 UNUSED = ("triton/backends/nvidia/lib", "triton/backends/nvidia/bin", "triton/backends/amd/lib")
+#: Other releases that run on this environment, each with the packages that it needs older.
+#: 0.5.6 and before take layers from vLLM where the CPU has no AMX.
+_HUB_1 = (
+    "huggingface_hub==1.33.0", "tokenizers==0.22.2", "httpcore==1.0.9", "typer==0.29.2",
+    "shellingham==1.5.4",
+)  # fmt: skip
+OTHER: Mapping[str, Sequence[str]] = {
+    "0.5.16": ("transformers==5.12.1", "openai==2.6.1", "xgrammar==0.2.1", *_HUB_1),
+    "0.5.12": ("transformers==5.6.0", "openai==2.6.1", "xgrammar==0.2.0", *_HUB_1),
+    "0.5.11": ("transformers==5.6.0", "openai==2.6.1", "xgrammar==0.1.32", *_HUB_1),
+    "0.5.9": (
+        "transformers==4.57.1", "openai==2.6.1", "xgrammar==0.1.27", "tokenizers==0.22.2",
+        "huggingface_hub==0.36.2",
+    ),
+}  # fmt: skip
 MODELS: Mapping[str, tuple[int, int]] = {"mid": (512, 6), "tiny": (128, 2)}  # hidden, layers
 SERVED_NAME = "tiny"
 START_SECONDS = 240.0
@@ -66,14 +81,21 @@ def environment() -> Path:
 
 
 def other_version(version: str) -> Path:
-    """A directory for PYTHONPATH with another SGLang, to run on the same environment."""
-    home = environment() / "other" / version
+    """A directory for PYTHONPATH with another SGLang (see OTHER), to run on the same environment.
+
+    Raises EngineError for a release that is not known to run there.
+    """
+    if version not in OTHER:
+        raise EngineError(f"SGLang {version} is not known to run here: {VERSION} or {[*OTHER]}")
+    python = environment() / "bin" / "python"
+    pins = [f"sglang=={version}", *OTHER[version]]
+    name = hashlib.sha256(" ".join(pins).encode()).hexdigest()[:12]
+    home = python.parents[1] / "other" / f"{version}-{name}"
     with locked(f"sglang-{version}"):
         if not home.exists():
             with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
                 made = Path(scratch) / version
-                python = environment() / "bin" / "python"
-                _pip(python, ["--target", str(made), f"sglang=={version}"], 600)
+                _pip(python, ["--target", str(made), *pins], 900)
                 home.parent.mkdir(parents=True, exist_ok=True)
                 made.rename(home)
     return home
@@ -241,7 +263,7 @@ class SglangServer:
 
     def _clean(self) -> None:
         try:
-            self.stop()
+            self.kill()  # asked to end, SGLang looks up every 5 s: a test has no use for the wait
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
