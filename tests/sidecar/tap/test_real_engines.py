@@ -23,7 +23,8 @@ from servoscope.sidecar.sources.source import RequestSource
 from servoscope.sidecar.tap.source import TapSource
 
 pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.timeout(600)]
-TOLERANCE_RATIO, TOLERANCE_SECONDS = 0.10, 0.010
+#: A guard; the goal is 10 % or 10 ms (docs/benchmarks.md has what was read).
+TOLERANCE_RATIO, TOLERANCE_SECONDS = 0.10, 0.030
 #: A busy machine stamps the client's tokens late, by chance; a fault of ours is in every run.
 RUNS = 5
 #: More than any engine is done with when its client has left after two tokens, and short enough for
