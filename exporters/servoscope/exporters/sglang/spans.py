@@ -55,6 +55,7 @@ _LOST_ROOT_SECONDS = 60.0  # a thread ends within milliseconds of its root
 _OPEN_SECONDS = 3_600.0  # stages whose thread never ended
 _MAX_OPEN = 20_000
 _MAX_TOLD = 50_000
+_MAX_THREADS = 4  # of one request: one scheduler; two where it was handed over
 
 
 def wanted(name: str) -> bool:
@@ -101,6 +102,7 @@ class Assembler:
         self._open_seconds = open_seconds
         self._stages: OrderedDict[str, _Stages] = OrderedDict()  # by the thread's id
         self._open: OrderedDict[str, _Open] = OrderedDict()  # by the root's id
+        self._roots: dict[str, str] = {}  # thread's id -> root's id, of those that are open
         self._told: OrderedDict[str, None] = OrderedDict()
         self.drops: Counter[str] = Counter()
 
@@ -140,7 +142,7 @@ class Assembler:
         """Note one span; returns the root's id where it belongs to one that is known."""
         if span.name in (_QUEUE, _PREFILL):
             self._take_stage(span, now)
-            return ""
+            return self._roots.get(span.parent_id, "")
         is_root = _ROOT in span.name
         if not is_root and not _leads(span):
             self._stages.pop(span.span_id, None)  # another tensor rank tells the same
@@ -150,18 +152,26 @@ class Assembler:
             return ""
         if root_id in self._told:
             self.drops["duplicate_span"] += 1
+            self._stages.pop(span.span_id, None)
             return ""
         entry = self._open.get(root_id)
         if entry is None:
             if len(self._open) >= self._max_open:
-                self._open.popitem(last=False)
+                self._close(next(iter(self._open)))
                 self.drops["open_table_full"] += 1
             entry = self._open[root_id] = _Open(now)
         if is_root:
             entry.root = span
-        elif all(known.span_id != span.span_id for known in entry.threads[:4]):
-            entry.threads = [*entry.threads[:3], span]
+        elif len(entry.threads) < _MAX_THREADS and span.span_id not in self._roots:
+            entry.threads.append(span)
+            self._roots[span.span_id] = root_id
         return root_id
+
+    def _close(self, root_id: str) -> _Open:
+        entry = self._open.pop(root_id)
+        for thread in entry.threads:
+            del self._roots[thread.span_id]
+        return entry
 
     def _take_stage(self, span: Span, now: float) -> None:
         if not span.parent_id:
@@ -187,7 +197,7 @@ class Assembler:
         )
 
     def _tell(self, root_id: str) -> RequestRecord | None:
-        entry = self._open.pop(root_id)
+        entry = self._close(root_id)
         self._told[root_id] = None
         if len(self._told) > _MAX_TOLD:
             self._told.popitem(last=False)
