@@ -1,6 +1,6 @@
 """Every release for which there is a text, captured or made from its names: one replay each.
 
-A text is any ``metrics*.txt`` (captured) or ``synthetic.txt`` (made by ``synthesis.py``) in
+A text is any ``metrics*.txt`` (captured) or ``synthetic.txt`` (made by ``synthesis.py``) below
 ``tests/fixtures/engines/<engine>/<version>``: a new folder is found by itself. What a captured text
 holds that no table can know (labels of the operator who ran it) is declared beside it, one a line,
 in ``<name>.unknown``.
@@ -22,12 +22,18 @@ TEXTS = sorted(
     path
     for engine in ENGINES
     for pattern in ("metrics*.txt", "synthetic.txt")
-    for path in (FIXTURES / engine).glob(f"*/{pattern}")
+    for path in (FIXTURES / engine).glob(f"*/**/{pattern}")
 )
 
 
+def place(path: Path) -> tuple[str, str, str]:
+    """Engine, version, and the text's name within it."""
+    engine, version, *rest = path.relative_to(FIXTURES).parts
+    return engine, version, "/".join(rest)
+
+
 def releases(engine: str, pattern: str = "*.txt") -> set[str]:
-    return {path.parent.name for path in (FIXTURES / engine).glob(f"*/{pattern}")}
+    return {place(path)[1] for path in (FIXTURES / engine).glob(f"*/**/{pattern}")}
 
 
 def families(text: str, table: Table) -> set[str]:
@@ -54,9 +60,9 @@ def check_core_signals(sample: EngineSample, table: Table, version: str) -> None
             assert all(line.after for line in lines), f"{signal} is expected in {version}"
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda p: "-".join(p.parts[-3:]))
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: "-".join(place(p)))
 def test_every_release_is_read_whole(path: Path) -> None:
-    engine, version = path.parts[-3:-1]
+    engine, version, _ = place(path)
     parser = parser_for(engine, version)
     table, text = parser.table, path.read_text(encoding="utf-8")
     expected = path.with_suffix(".unknown")

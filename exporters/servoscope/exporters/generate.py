@@ -46,9 +46,9 @@ def releases(root: Path) -> dict[str, list[Release]]:
     """Releases of which ``root`` has a text, by engine."""
     return {
         engine: [
-            Release(folder.name, any(folder.glob("metrics*.txt")))
+            Release(folder.name, any(folder.rglob("metrics*.txt")))
             for folder in sorted((root / TEXTS / engine).glob("*/"))
-            if any(folder.glob("*.txt"))
+            if any(folder.rglob("*.txt"))
         ]
         for engine in ENGINES
     }

@@ -46,7 +46,10 @@ def oracle(text: str) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("capture", sorted(path.name for path in CAPTURES.glob("metrics*.txt")))
+@pytest.mark.parametrize(
+    "capture",
+    ["metrics.txt", "metrics_baseline_1req.txt", "metrics_delayer.txt", "metrics_loaded.txt"],
+)
 def test_a_real_text_gives_what_prometheus_client_reads_in_it(capture: str) -> None:
     text = (CAPTURES / capture).read_text(encoding="utf-8")
     sample, expected = Parser("0.5.23").parse(text), oracle(text)
@@ -115,6 +118,21 @@ def test_tensor_ranks_of_one_engine_are_one_engine() -> None:
         (queue,) = sample.histograms
         assert (queue.count, queue.sum) == (10, 5)
         assert sample.unknown == ()
+
+
+def test_two_tensor_ranks_of_a_real_server_are_one_engine() -> None:
+    """Captured at TP=2 with --enable-metrics-for-all-schedulers: 24 requests, each told twice."""
+    text = (CAPTURES / "ranks" / "metrics.txt").read_text(encoding="utf-8")
+    sample, told = Parser("0.5.23").parse(text), oracle(text)
+    assert told["sglang:queue_time_seconds_count"] == 48
+    (queue,) = [h for h in sample.histograms if h.name == "reported_queue_seconds"]
+    assert queue.count == 24 == sample.total("engine_requests_total")
+    assert told["sglang:prefill_effective_tokens_total"] == 2 * 2_614
+    assert sample.total("kv_query_tokens_total") == 2_614
+    assert sample.total("engine_prompt_tokens_total") == 2_614
+    computed = told["sglang:realtime_tokens_total"] - 2 * 1_866  # without what was found
+    assert sample.total("scheduled_tokens_total") == computed / 2
+    assert (sample.unknown, sample.refused) == ((), ())
 
 
 def test_replicas_have_requests_of_their_own() -> None:
