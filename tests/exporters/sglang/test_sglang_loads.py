@@ -31,7 +31,8 @@ def rank(
 def test_the_captured_one() -> None:
     told = json.loads((FIXTURES / "v1_loads.json").read_text())
     loads = read_loads(json.dumps(told))
-    for signal, name in zip(SIGNALS, ("num_running_reqs", "num_waiting_reqs", "token_usage")):
+    names = ("num_running_reqs", "num_waiting_reqs", "token_usage")
+    for signal, name in zip(SIGNALS, names, strict=True):
         assert loads.sample.total(signal) == sum(one[name] for one in told["loads"])
     assert loads.sample.version == "0.5.23"
     assert loads.sample.refused == ()
@@ -65,12 +66,17 @@ def test_a_bad_value_is_refused_by_name_and_the_rest_kept(bad: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"loads": 5}', '{"loads": []}', "[" * 90_000])
 def test_what_is_no_report_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="loads|JSON"):
+    with pytest.raises(ValueError, match=r"loads|JSON"):
         read_loads(text)
 
 
-@given(st.recursive(st.none() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(
-    st.sampled_from(["loads", "dp_rank", "num_running_reqs", "token_usage", "timestamp"]), x)))  # fmt: skip
+KEYS = st.sampled_from(["loads", "dp_rank", "num_running_reqs", "token_usage", "timestamp"])
+JSON = st.recursive(
+    st.none() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(KEYS, x)
+)
+
+
+@given(JSON)
 def test_any_json_is_a_report_or_an_error(told: Any) -> None:
     try:
         loads = read_loads(json.dumps(told))

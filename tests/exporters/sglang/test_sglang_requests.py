@@ -19,7 +19,7 @@ CANARY = "CANARY the prompt of somebody"
 RECEIVED = 1_795_954_696.0
 
 
-def line(parameters: dict[str, Any] | None = None, **fields: Any) -> bytes:
+def line(parameters: dict[str, Any] | None = None, /, **fields: Any) -> bytes:
     """A line of 0.5.23 as it is written for a streamed answer of 24 tokens."""
     asked = {
         "rid": "r1", "stream": True, "sampling_params": {"max_new_tokens": 24, "n": 1},
@@ -41,7 +41,7 @@ def line(parameters: dict[str, Any] | None = None, **fields: Any) -> bytes:
     return json.dumps({k: v for k, v in whole.items() if v is not ...}).encode()
 
 
-def record(parameters: dict[str, Any] | None = None, **fields: Any) -> Any:
+def record(parameters: dict[str, Any] | None = None, /, **fields: Any) -> Any:
     found = read_line(line(parameters, **fields))
     assert found.record is not None
     return found.record
@@ -271,7 +271,9 @@ def test_any_value_anywhere_gives_a_record_or_a_named_refusal(
     try:
         found: RequestLine = read_line(line(parameters, **fields))
     except ValueError as error:
-        assert "id" in str(error) or "finish_reason" in str(error) or "request_par" in str(error)
+        named = str(error).split(":")[0]
+        if named not in ("id", "finish_reason.type", "request_parameters"):
+            raise
         return
     if found.record is not None:
         found.record.refuse_impossible(now=RECEIVED + 1e6)

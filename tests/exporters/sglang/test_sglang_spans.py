@@ -1,4 +1,4 @@
-"""Requests from spans: the captured ones agree with the request file; what is missing is unknown."""
+"""Requests from spans: captured ones agree with the request file; what is missing is unknown."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ S = 1_000_000_000
 
 
 def captured() -> list[Span]:
-    return read_spans(
-        encode(captured_spans()), scope=SCOPE, wanted=wanted, attributes=ATTRIBUTES
-    )
+    return read_spans(encode(captured_spans()), scope=SCOPE, wanted=wanted, attributes=ATTRIBUTES)
 
 
-def root(ident: str = "r", **more: Any) -> Span:
-    told = {
+def root(ident: str = "r", /, **more: Any) -> Span:
+    told: dict[str, Any] = {
         "rid": f"rid-{ident}", "gen_ai.usage.prompt_tokens": 60,
         "gen_ai.usage.completion_tokens": 24, "gen_ai.usage.cached_tokens": 0,
         "gen_ai.response.finish_reasons": '["length"]', "gen_ai.latency.e2e": 0.2,
@@ -39,7 +37,7 @@ def root(ident: str = "r", **more: Any) -> Span:
     return Span("t", ident, "client", f" Req {ident}", S, S + S // 5, told)
 
 
-def thread(root_id: str = "r", tp: int = 0, **more: Any) -> Span:
+def thread(root_id: str = "r", /, tp: int = 0, **more: Any) -> Span:
     told = {"tp_rank": tp} | {k: v for k, v in more.items() if k != "failed"}
     return Span(
         "t", f"{root_id}-s{tp}", root_id, f"Scheduler [TP {tp}]  [PP 0] (host:h | pid:1)", S,
@@ -52,7 +50,7 @@ def stage(name: str, seconds: float, root_id: str = "r", tp: int = 0) -> Span:
     return Span("t", f"{root_id}-{name}{tp}", f"{root_id}-s{tp}", name, S, end)
 
 
-def whole(root_id: str = "r", **more: Any) -> list[Span]:
+def whole(root_id: str = "r", /, **more: Any) -> list[Span]:
     return [
         stage("prefill_waiting", 0.004, root_id), stage("prefill_forward", 0.02, root_id),
         thread(root_id), root(root_id, **more),
@@ -153,8 +151,18 @@ def test_a_root_that_does_not_come_is_unknown_and_has_no_numbers() -> None:
     assert assembler.take([root()], 61.0) == []
 
 
+def test_the_request_that_is_sampled_n_times_is_counted_by_its_samples() -> None:
+    """Its root ends without an answer, after a prefill that was its own (seen with n=2)."""
+    bare = {
+        "gen_ai.response.finish_reasons": None, "gen_ai.usage.completion_tokens": None,
+        "gen_ai.latency.time_to_first_token": None, "gen_ai.latency.time_in_model_decode": None,
+    }  # fmt: skip
+    assembler = Assembler()
+    assert assembler.take(whole(**bare), 0.0) == []
+    assert len(assembler) == 0
+
+
 def test_a_root_without_a_reason_or_a_schedulers_word_is_unknown() -> None:
-    """The first request of a parallel sampling ends so, and one whose spans were lost."""
     bare = {
         "gen_ai.response.finish_reasons": None, "gen_ai.usage.completion_tokens": None,
         "gen_ai.latency.time_to_first_token": None, "gen_ai.latency.time_in_model_decode": None,

@@ -235,6 +235,8 @@ def _record(root: Span, threads: list[Span], stages: _Stages) -> RequestRecord |
     samples = _count(told.get("gen_ai.request.n"))
     if outcome is Outcome.LENGTH and tokens == 0 and samples is not None and samples > 1:
         return None  # the engine's own pass over a prompt before it samples it n times
+    if outcome is Outcome.UNKNOWN and tokens is None and stages.prefill_seconds is not None:
+        return None  # what was sampled n times: it has no answer of its own, each sample has
     received = root.start_nanoseconds / 1e9 if root.start_nanoseconds else None
     first = _seconds(told.get(f"{_LATENCY}time_to_first_token"))
     decode = _seconds(told.get(f"{_LATENCY}time_in_model_decode"))

@@ -53,26 +53,37 @@ class Candidates:
             found.append(
                 Candidate(plugin, plugin.missing, always=True, settled=lambda: plugin.settled)
             )
+        spans: OtlpSource | None = None
         if engine == "sglang":
-            found.append(self._file())
+            file, spans = self._sglang()
+            found.append(Candidate(file, file.missing, always=True))
         if self.config.tap != "off":
             found.append(self._tap())
         if self.config.relay is not None:
             found.append(self._relay())
-        if engine == "sglang" and self.config.otlp is not None:
-            found.append(self._otlp())
+        if spans is not None:
+            found.append(Candidate(spans, spans.missing, always=True))
         return found
 
-    def _file(self) -> Candidate:
-        files = EngineFilesOf(self.target)
+    def _sglang(self) -> tuple[RequestFileSource, OtlpSource | None]:
+        """The request file, and the spans where they are asked for: they add to it who left."""
+        config, files = self.config, EngineFilesOf(self.target)
         self.settings = lambda: files().settings
-        source = RequestFileSource(
+        spans: OtlpSource | None = None
+        file = RequestFileSource(
             files,
             server=self.target().server,
             positions=self.state / "positions",
-            allow_text=self.config.sglang_allow_prompt_text,
+            allow_text=config.sglang_allow_prompt_text,
+            spans=lambda: spans is not None and spans.missing() is None,
         )
-        return Candidate(source, source.missing, always=True)
+        if config.otlp is not None:
+            host, port = config.otlp_address()
+            spans = OtlpSource(
+                host, port, settings=self.settings, allowed_hosts=config.allowed_hosts,
+                also=file.left,
+            )  # fmt: skip
+        return file, spans
 
     def _tap(self) -> Candidate:
         target = self.target()
@@ -91,10 +102,3 @@ class Candidates:
             max_connections=relay_connections(raise_limit()),
         )  # fmt: skip
         return Candidate(relay, lambda: None, always=True)
-
-    def _otlp(self) -> Candidate:
-        host, port = self.config.otlp_address()
-        source = OtlpSource(
-            host, port, settings=self.settings, allowed_hosts=self.config.allowed_hosts
-        )
-        return Candidate(source, source.missing, always=True)

@@ -94,6 +94,7 @@ class LoadsPoll:
             return
         try:
             loads = read_loads(fetched.text)
+            fetched = fetched.and_reading(self._steady() - now)
         except ValueError as error:
             self._fail(dataclasses.replace(fetched, reason="garbage", detail=str(error)), now)
             return

@@ -8,6 +8,7 @@ the answer is lost; a part of a request that was told already counts once.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import socket
 import time
@@ -55,7 +56,10 @@ def start_hint(host: str, port: int) -> str:
 
 
 class OtlpSource:
-    """Listens on ``host:port`` while it runs. ``settings``: of the engine as it is now."""
+    """Listens on ``host:port`` while it runs. ``settings``: of the engine as it is now.
+
+    ``also`` gets every request besides, whether this source is in force or not.
+    """
 
     source = Source.OTLP
 
@@ -69,13 +73,15 @@ class OtlpSource:
         steady: Callable[[], float] = time.monotonic,
         assembler: Assembler | None = None,
         allowed_hosts: Iterable[str] = (),
+        also: Sink | None = None,
     ) -> None:
+        self._also = also
         self._host = host
         self._port = port
         self._settings = settings
         self._clock = clock
         self._steady = steady
-        self._assembler = assembler or Assembler()
+        self._assembler = Assembler() if assembler is None else assembler
         self._guard = HostGuard(known_hosts(host, allowed_hosts, socket.gethostname()))
         self._drops: Counter[str] = Counter()
         self._fault = "not started"
@@ -186,5 +192,7 @@ class OtlpSource:
         for record in records:
             self._last_record = self._steady()
             self._last_record_at = record.finished_unix_seconds or self._clock()
+            if self._also is not None:
+                self._also(dataclasses.replace(record))  # the sink may change its own
             if self._sink is not None:
                 self._sink(record)

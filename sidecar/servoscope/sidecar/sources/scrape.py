@@ -7,12 +7,14 @@ stale (answers, but no good reading for too long), idle (healthy, nothing to rep
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from dataclasses import dataclass
 
 import aiohttp
 
+from servoscope.exporters.packed import Packed, PackedError, PackedTooLargeError
 from servoscope.exporters.records import EngineSample, Source, SourceState, SourceStatus
 
 __all__ = ["BLIND_TO", "Fetched", "ScrapeState", "fetch"]
@@ -23,6 +25,11 @@ BLIND_TO = (
     "SLI counters and goodput: the engine's bucket edges cannot decide them",
     "quantiles finer than the engine's own buckets",
 )
+# Packing would cost the engine more than it saves on this host. Some servers pack all the same.
+_HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
+_PLAIN = frozenset({"", "identity"})
+_GZIP = frozenset({"gzip", "x-gzip"})
+_PIECE_BYTES = 65_536
 _STALE_INTERVALS = 3.0
 _MAX_RETRY_SECONDS = 15.0
 _MAX_DETAIL_CHARACTERS = 300
@@ -30,19 +37,27 @@ _MAX_DETAIL_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One try. ``text`` is ``None`` when it failed; then ``reason`` is a short word for it."""
+    """One try. ``text`` is ``None`` when it failed; then ``reason`` is a short word for it.
 
-    text: str | None
-    seconds: float
+    It is handed on in bytes: only the parser can say of bytes that are no text that they were bad.
+    """
+
+    text: bytes | None
+    seconds: float  # what it cost: the fetch, and what was added to it
     reason: str = ""
     detail: str = ""
     answered: bool = True  # an HTTP answer of any status came
+
+    def and_reading(self, seconds: float) -> Fetched:
+        """The same try, with the time that the parser took for its text."""
+        return dataclasses.replace(self, seconds=self.seconds + max(0.0, seconds))
 
 
 async def fetch(
     session: aiohttp.ClientSession, url: str, *, timeout_seconds: float, max_bytes: int
 ) -> Fetched:
-    """GET ``url`` within ``timeout_seconds`` for the whole answer, ``max_bytes`` unpacked at most.
+    """GET ``url`` within ``timeout_seconds`` for the whole answer, ``max_bytes`` at most, as sent
+    and unpacked.
 
     Never raises for a fault of the other side.
     """
@@ -52,28 +67,56 @@ async def fetch(
         return Fetched(None, time.monotonic() - start, reason, detail, answered)
 
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-    headers = {"Accept": "text/plain;version=0.0.4"}
     answered = False
     try:
         async with session.get(
-            url, timeout=timeout, headers=headers, allow_redirects=False
+            url, timeout=timeout, headers=_HEADERS, allow_redirects=False, auto_decompress=False
         ) as answer:
             answered = True
             if answer.status != 200:
                 hint = _status_hint(answer.status)
                 return failed(f"http_{answer.status}", f"HTTP {answer.status}{hint}", answered=True)
-            body = bytearray()
-            async for chunk in answer.content.iter_chunked(65_536):
-                body += chunk
-                if len(body) > max_bytes:
-                    return failed("too_large", f"more than {max_bytes} bytes", answered=True)
+            text = await _body(answer, max_bytes)
+    except _BodyError as error:
+        return failed(error.reason, str(error), answered=True)
     except TimeoutError:
         return failed("timeout", f"no whole answer in {timeout_seconds:g} s", answered=answered)
     except aiohttp.ClientConnectorError as error:
         return failed("refused", str(error))
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return failed("connection", str(error) or type(error).__name__, answered=answered)
-    return Fetched(body.decode("utf-8", "replace"), time.monotonic() - start)
+    return Fetched(text, time.monotonic() - start)
+
+
+class _BodyError(Exception):
+    def __init__(self, reason: str, words: str) -> None:
+        super().__init__(words)
+        self.reason = reason
+
+
+async def _body(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """The whole body, unpacked here: how far aiohttp would unpack a piece depends on its version.
+
+    Raises _BodyError.
+    """
+    coding = ", ".join(answer.headers.getall("Content-Encoding", ())).strip().lower()
+    if coding not in _PLAIN | _GZIP:
+        raise _BodyError("encoding", f"packed as {coding[:40]!r}, which was not asked for")
+    packed = Packed(max_bytes) if coding in _GZIP else None
+    body, came = bytearray(), 0
+    try:
+        async for piece in answer.content.iter_chunked(_PIECE_BYTES):
+            came += len(piece)
+            if came > max_bytes:  # gzip that holds nothing can go on for ever
+                raise _BodyError("too_large", f"more than {max_bytes} bytes")
+            body += packed.feed(piece) if packed else piece
+        if packed:
+            packed.finish()
+    except PackedTooLargeError as error:
+        raise _BodyError("too_large", str(error)) from error
+    except PackedError as error:
+        raise _BodyError("encoding", str(error)) from error
+    return bytes(body)
 
 
 def _status_hint(status: int) -> str:
@@ -124,7 +167,7 @@ class ScrapeState:
             first = sample.refused[0]
             more = f" and {len(sample.refused) - 1} more" if len(sample.refused) > 1 else ""
             self._bad(f"refused {first.name}={first.value} ({first.why}){more}")
-        elif nothing and (fetched.text or "").strip():
+        elif nothing and (fetched.text or b"").strip():
             self._bad(f"nothing in the answer is a metric of {sample.engine}")
         elif not nothing:
             self._verdict = SourceState.OK if busy else SourceState.IDLE

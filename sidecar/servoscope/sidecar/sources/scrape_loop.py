@@ -26,7 +26,7 @@ __all__ = ["ScrapeLoop"]
 
 log = logging.getLogger(__name__)
 
-_LARGE_CHARACTERS = 256 * 1024
+_LARGE_BYTES = 256 * 1024
 _MAX_REFUSED_NAMES = 100  # they come from the engine's text: an engine gone mad must not fill us
 
 
@@ -94,11 +94,12 @@ class ScrapeLoop:
             self.state.failed(fetched, self._steady())
             self._metrics.gone()
             return
-        if len(fetched.text) > _LARGE_CHARACTERS:  # do not hold up records meanwhile
+        start = self._steady()
+        if len(fetched.text) > _LARGE_BYTES:  # do not hold up records meanwhile
             sample = await asyncio.to_thread(self._parser.parse, fetched.text)
         else:
             sample = self._parser.parse(fetched.text)
-        self._take(fetched, sample, epoch)
+        self._take(fetched.and_reading(self._steady() - start), sample, epoch)
 
     @property
     def counts_requests(self) -> bool:

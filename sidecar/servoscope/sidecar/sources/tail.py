@@ -108,6 +108,10 @@ class Tail:
             self._save()
         return lines
 
+    def files_open(self) -> list[str]:
+        """Names of the files that are held."""
+        return sorted(file.name for file in self._open.values())
+
     def close(self) -> None:
         """Let go of all files."""
         for file in self._open.values():
