@@ -40,15 +40,17 @@ _HUB_1 = (
     "huggingface_hub==1.33.0", "tokenizers==0.22.2", "httpcore==1.0.9", "typer==0.29.2",
     "shellingham==1.5.4",
 )  # fmt: skip
+#: They read the route of a request as FastAPI had it: with today's, /v1/loads is a 500.
+_FASTAPI = ("fastapi==0.121.3", "starlette==0.49.3")
 #: Other releases that run on this environment, each with the packages that it needs older.
 #: 0.5.6 and before take layers from vLLM where the CPU has no AMX.
 OTHER: Mapping[str, Sequence[str]] = {
     "0.5.16": ("transformers==5.12.1", "openai==2.6.1", "xgrammar==0.2.1", *_HUB_1),
-    "0.5.12": ("transformers==5.6.0", "openai==2.6.1", "xgrammar==0.2.0", *_HUB_1),
-    "0.5.11": ("transformers==5.6.0", "openai==2.6.1", "xgrammar==0.1.32", *_HUB_1),
+    "0.5.12": ("transformers==5.6.0", "openai==2.6.1", "xgrammar==0.2.0", *_HUB_1, *_FASTAPI),
+    "0.5.11": ("transformers==5.6.0", "openai==2.6.1", "xgrammar==0.1.32", *_HUB_1, *_FASTAPI),
     "0.5.9": (
         "transformers==4.57.1", "openai==2.6.1", "xgrammar==0.1.27", "tokenizers==0.22.2",
-        "huggingface_hub==0.36.2",
+        "huggingface_hub==0.36.2", *_FASTAPI,
     ),
 }  # fmt: skip
 #: An allow-list must name something; nothing has this name.
