@@ -125,7 +125,7 @@ def serve(bodies: Sequence[bytes], port: Connection) -> None:
     server.serve_forever()
 
 
-async def cycles(url: str, seconds: int, take: Callable[[str], object]) -> float:
+async def cycles(url: str, seconds: int, take: Callable[[bytes], object]) -> float:
     """CPU seconds a cycle of this process, at one cycle a second."""
     async with aiohttp.ClientSession() as session:
         for warm_up in range(3):
@@ -140,7 +140,7 @@ async def cycles(url: str, seconds: int, take: Callable[[str], object]) -> float
         return (time.process_time() - start) / seconds
 
 
-async def once(session: aiohttp.ClientSession, url: str, take: Callable[[str], object]) -> None:
+async def once(session: aiohttp.ClientSession, url: str, take: Callable[[bytes], object]) -> None:
     found = await fetch(session, url, timeout_seconds=5.0, max_bytes=_MAX_BYTES)
     if found.text is None:
         raise RuntimeError(f"no answer: {found.detail}")
@@ -162,7 +162,7 @@ def cycle(seconds: int) -> dict[str, float]:
             Registry(), Identity("vllm", url.split("/")[2], "tiny", "unknown", "none")
         )
         mine = asyncio.run(cycles(url, seconds, lambda text: published.observe(parser.parse(text))))
-        client = asyncio.run(cycles(url, seconds, client_families))
+        client = asyncio.run(cycles(url, seconds, lambda text: client_families(text.decode())))
     finally:
         engine.terminate()
         engine.join()

@@ -24,6 +24,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.mode = "good"
+        self.body = b""  # of mode "bytes"
         self.hits: dict[str, int] = {}
         self.prompt_tokens = 100.0
         self.generated_tokens = 50.0
@@ -118,6 +119,8 @@ class FakeEngine:
             await self._send(writer, 501, b"off")
         elif self.mode == "garbage":
             await self._send(writer, 200, bytes(range(256)) * 20)
+        elif self.mode == "bytes":
+            await self._send(writer, 200, self.body)
         elif self.mode == "empty":
             await self._send(writer, 200, b"")
         elif self.mode == "vanish":

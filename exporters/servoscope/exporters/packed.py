@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-__all__ = ["MAGIC", "Packed", "PackedError", "unpacked"]
+__all__ = ["MAGIC", "Packed", "PackedError", "PackedTooLargeError", "unpacked"]
 
 MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # gzip header and trailer, largest window
@@ -23,6 +23,10 @@ class PackedError(ValueError):
     def __init__(self, why: str, made: bytes = b"") -> None:
         super().__init__(why)
         self.made = made
+
+
+class PackedTooLargeError(PackedError):
+    """Larger than the bound when undone."""
 
 
 class Packed:
@@ -49,7 +53,8 @@ class Packed:
             self._left -= len(made)
             if self._left < 0:
                 out.append(made[: self._left])
-                raise PackedError(f"gzip holds more than {self._max_bytes} bytes", b"".join(out))
+                why = f"gzip holds more than {self._max_bytes} bytes"
+                raise PackedTooLargeError(why, b"".join(out))
             out.append(made)
             piece = self._stream.unconsumed_tail or self._stream.unused_data
         return b"".join(out)

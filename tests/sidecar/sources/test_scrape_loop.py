@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from engines.background import background
-from servoscope.exporters.records import SourceState
+from servoscope.exporters.records import EngineSample, SourceState
 from servoscope.sidecar.attach.processes import ServerProcess
 from servoscope.sidecar.attach.target import attach
 from servoscope.sidecar.config import SidecarConfig
@@ -89,6 +89,42 @@ async def test_a_fault_has_its_state_and_reason_and_goes_away(
     await bench.loop.once()
     assert bench.state() is SourceState.OK
     assert bench.value(TOKENS) == 60.0
+
+
+async def test_bytes_that_are_no_text_are_a_bad_value_and_the_rest_is_read(
+    bench: Bench, engine: Any
+) -> None:
+    good = engine.metrics()
+    engine.mode = "bytes"
+    engine.body = good.encode() + b'vllm:other{model_name="\xff"} 1\n'
+    await bench.loop.once()
+    assert bench.state() is SourceState.BAD_VALUE
+    assert "not UTF-8" in bench.loop.status(bench.steady).detail
+    assert bench.loop.refused["text"] == 1
+    assert bench.value(TOKENS) == 50.0
+    engine.mode = "good"
+    await bench.loop.once()
+    assert bench.state() is SourceState.IDLE
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_text_that_is_dear_to_parse_is_read_less_often(
+    bench: Bench, engine: Any, large: bool
+) -> None:
+    bench.loop._config = replace(CONFIG, scrape_max_bytes=10_000_000, scrape_timeout_seconds=5.0)
+    small, parser = engine.metrics(), bench.loop._parser
+    if large:  # parsed in a thread
+        engine.metrics = lambda: small + "# a comment\n" * 50_000
+
+    class Dear:
+        def parse(self, text: str | bytes) -> EngineSample:
+            bench.steady += 2.0
+            return parser.parse(text)
+
+    bench.loop._parser = Dear()
+    await bench.loop.once()
+    assert bench.loop.state.next_interval() >= 2.0 / CONFIG.scrape_cost_ratio
+    assert (bench.loop.status(bench.steady).read_seconds or 0.0) >= 2.0
 
 
 async def test_an_empty_answer_becomes_stale_not_idle(bench: Bench, engine: Any) -> None:

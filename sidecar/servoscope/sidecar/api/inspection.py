@@ -161,6 +161,8 @@ def _file(target: Target, config: SidecarConfig) -> SourceStatus:
     missing = request_file.not_written(files.settings, allow_text=config.sglang_allow_prompt_text)
     if missing is None and files.directory is not None and not os.access(files.directory, os.R_OK):
         missing = f"{files.directory} cannot be read by this user"
+    if not config.request_file:
+        missing = "off in the settings (sidecar.request_file)"
     return SourceStatus(
         source=Source.FILE,
         state=SourceState.OFF if missing else SourceState.IDLE,
@@ -193,11 +195,12 @@ async def _scrape(target: Target, config: SidecarConfig) -> SourceStatus:
             timeout_seconds=config.scrape_timeout_seconds,
             max_bytes=config.scrape_max_bytes,
         )
-    now = time.monotonic()
     if fetched.text is None:
-        state.failed(fetched, now)
+        state.failed(fetched, time.monotonic())
     else:
+        start = time.monotonic()
         sample = parser_for(target.engine, target.version).parse(fetched.text)
+        fetched = fetched.and_reading(time.monotonic() - start)
         working = (sample.total("running") or 0) + (sample.total("waiting") or 0) > 0
-        state.read(fetched, sample, busy=working, now=now, at=time.time())
-    return state.status(now)
+        state.read(fetched, sample, busy=working, now=time.monotonic(), at=time.time())
+    return state.status(time.monotonic())
