@@ -86,10 +86,12 @@ class Pilot:
                 return
         elif self.law.target is self._rest:
             return  # by far the most passes: nobody turned anything
+        began = time.thread_time_ns()
         try:
             self._decide(pulled)
         except Exception as error:
             self.fault(error)
+        self.counters.plugin_cpu_ns += time.thread_time_ns() - began
 
     def _decide(self, pulled: list[Any]) -> None:
         target = self.law.target
@@ -124,6 +126,7 @@ class Pilot:
         ours = [message for message in received if isinstance(message, (KnobChange, KnobHold))]
         if not ours:
             return received
+        began = time.thread_time_ns()
         for message in ours:
             try:
                 if isinstance(message, KnobHold):
@@ -132,7 +135,9 @@ class Pilot:
                     self._take(KnobSet.from_json(message.values))
             except Exception as error:
                 self.fault(error)
-        return [message for message in received if not isinstance(message, (KnobChange, KnobHold))]
+        rest = [message for message in received if not isinstance(message, (KnobChange, KnobHold))]
+        self.counters.plugin_cpu_ns += time.thread_time_ns() - began
+        return rest
 
     def _take(self, values: KnobSet) -> None:
         access.write(self.scheduler, self._parts, values, self.envelope.boot)
