@@ -147,6 +147,7 @@ class SidecarConfig:
     tap_interface: str | None = None  # None: by the server's address
     relay: str | None = None  # HOST:PORT to listen on; None: no relay
     otlp: str | None = None  # HOST:PORT to take SGLang's trace spans on; None: do not
+    request_file: bool = True  # read the file of requests that SGLang writes, where it does
     #: Read SGLang's request file although the engine writes prompts into it. Nothing of them is
     #: kept either way; false is for those who must not have them pass through.
     sglang_allow_prompt_text: bool = False
@@ -197,11 +198,11 @@ class SidecarConfig:
             self._require_loopback("sidecar.relay", self.relay_address()[0])
         if self.otlp is not None:
             self._require_loopback("sidecar.otlp", self.otlp_address()[0])
-        _require(
-            isinstance(self.sglang_allow_prompt_text, bool),
-            "sidecar.sglang_allow_prompt_text",
-            f"must be true or false, not {self.sglang_allow_prompt_text!r}",
-        )
+        for name in ("request_file", "sglang_allow_prompt_text"):
+            told = getattr(self, name)
+            _require(
+                isinstance(told, bool), f"sidecar.{name}", f"must be true or false, not {told!r}"
+            )
         if self.loads_interval_seconds != 0:
             _number(self.loads_interval_seconds, "sidecar.loads_interval_seconds", 0.05, 3_600)
         self._validate_push()

@@ -94,10 +94,10 @@ async def until(what: Callable[[], Any]) -> None:
 
 
 async def test_requests_are_handed_over_as_they_are_written(bench: Bench) -> None:
-    assert bench.source.missing() is None
-    assert not bench.source.settled
+    assert bench.source.missing() == "not looked at yet"
     async with bench.running():
         await until(lambda: bench.source.settled)
+        assert bench.source.missing() is None
         assert bench.states()[0] is SourceState.IDLE
         bench.write(line("a"), line("b"))
         await until(lambda: len(bench.found) == 2)
@@ -153,7 +153,7 @@ def test_an_engine_that_writes_prompts_is_not_read_unless_told_to(bench: Bench) 
     assert "--log-requests --log-requests-level 0" in missing
     assert "sglang_allow_prompt_text" in missing
     assert bench.states()[0] is SourceState.FAILED
-    assert bench.make(allow_text=True).missing() is None
+    assert bench.make(allow_text=True).missing() == "not looked at yet"
 
 
 async def test_a_prompt_where_none_was_expected_stops_it(bench: Bench) -> None:
@@ -171,7 +171,7 @@ async def test_a_prompt_where_none_was_expected_stops_it(bench: Bench) -> None:
         await until(lambda: bench.source.settled)
         bench.write(line("c", text=CANARY, input_ids=[1, 2]))
         await until(lambda: len(bench.found) == 2)
-    assert bench.source.missing() is None
+        assert bench.source.missing() is None
     assert "CANARY" not in repr(bench.found)
 
 
@@ -210,7 +210,7 @@ def test_an_engine_without_a_file_says_how_to_start_it(
 async def test_a_directory_that_cannot_be_found_or_read_is_said(bench: Bench) -> None:
     shutil.rmtree(bench.directory)
     async with bench.running():
-        await until(bench.source.missing)
+        await until(lambda: bench.source.settled)
         assert "No such file" in bench.states()[1]
         bench.directory.mkdir()
         await until(lambda: bench.source.missing() is None)
@@ -219,7 +219,7 @@ async def test_a_directory_that_cannot_be_found_or_read_is_said(bench: Bench) ->
         assert "cannot be found from here" in bench.states()[1]
 
 
-def test_without_metrics_it_says_that_times_are_missing(bench: Bench) -> None:
+async def test_without_metrics_it_says_that_times_are_missing(bench: Bench) -> None:
     bench.files = replace(bench.files, settings=replace(TOLD, metrics=False))
     assert "--enable-metrics" in bench.states()[1]
 

@@ -136,6 +136,8 @@ class Report:
             return f"there is no plug-in for {self._watch.target.engine}"
         if source is Source.TAP:
             return "off in the settings (sidecar.tap)"
+        if source is Source.FILE:
+            return "off in the settings (sidecar.request_file)"
         return f"not configured (sidecar.{source.value})"
 
     def _refresh(self) -> None:

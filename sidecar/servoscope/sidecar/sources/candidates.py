@@ -56,7 +56,10 @@ class Candidates:
         spans: OtlpSource | None = None
         if engine == "sglang":
             file, spans = self._sglang()
-            found.append(Candidate(file, file.missing, always=True))
+            if self.config.request_file:
+                found.append(
+                    Candidate(file, file.missing, always=True, settled=lambda: file.settled)
+                )
         if self.config.tap != "off":
             found.append(self._tap())
         if self.config.relay is not None:
@@ -81,7 +84,7 @@ class Candidates:
             host, port = config.otlp_address()
             spans = OtlpSource(
                 host, port, settings=self.settings, allowed_hosts=config.allowed_hosts,
-                also=file.left,
+                also=file.left if config.request_file else None,
             )  # fmt: skip
         return file, spans
 

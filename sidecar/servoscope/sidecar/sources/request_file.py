@@ -126,6 +126,8 @@ class RequestFileSource:
         why = not_written(files.settings, allow_text=self._allow_text)
         if why is not None:
             return why
+        if not self.settled:
+            return "not looked at yet"  # what is written now could still be before our start
         if self._text_at is not None and self._steady() - self._text_at < _TEXT_SECONDS:
             return TEXT_HINT
         if self._others:
