@@ -153,7 +153,8 @@ CATALOG: tuple[Metric, ...] = (
     _m("engine", _C, "kv_query_tokens_total", "tokens", FLEET,
        "Prompt tokens looked up in the prefix cache."),
     _m("engine", _C, "kv_hit_tokens_total", "tokens", (*FLEET, "kv_tier"),
-       "Prompt tokens found in the prefix cache, by tier."),
+       "Prompt tokens found in the prefix cache, by tier: device, host, storage, external; any "
+       "where the engine does not say."),
     _m("engine", _C, "preemptions_total", "1", FLEET, "Requests preempted by the scheduler."),
     _m("engine", _C, "spec_draft_tokens_total", "tokens", FLEET, "Speculative draft tokens."),
     _m("engine", _C, "spec_accepted_tokens_total", "tokens", FLEET, "Accepted draft tokens."),
@@ -278,8 +279,8 @@ CATALOG: tuple[Metric, ...] = (
     _m("self", _C, "refused_hosts_total", "1", _SERVER,
        "Requests to this sidecar in the name of a host that is not this one's."),
     _m("self", _C, "spool_records_total", "1", (*_SERVER, "result"),
-       "Records on the way to disk until the collector has them: written, restored (at a start), or "
-       "not kept: full, failed, slow (the disk), old (more than a day)."),
+       "Records on the way to disk until the collector has them: written, restored (at a start), "
+       "or not kept: full, failed, slow (the disk), old (more than a day)."),
     _m("self", _C, "spool_damaged_lines_total", "1", _SERVER,
        "Lines of the spool that were cut off or spoiled when they were read at a start."),
     _m("self", _G, "spool_bytes", "bytes", _SERVER, "Size of the spool of unsent records."),
