@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOTS = ("exporters", "alerts", "sidecar", "collector", "dashboards", "lab", "cli")
-#: Folders of tests that are no mirror of a source root: real programs, shared files.
-OTHER_TESTS = {"benchmarks", "deploy", "engines", "fixtures", "stack"}
+#: Folders of tests that are no mirror of a source root: real programs, shared files, fuzzing.
+OTHER_TESTS = {"benchmarks", "deploy", "engines", "fixtures", "fuzz", "stack"}
 SKIPPED = {"__pycache__", ".venv", "node_modules"}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.background import background
 from servoscope.exporters.records import Outcome
 from servoscope.lab.client import CHAT, PlannedRequest, run_closed, run_open
 from servoscope.lab.embedded.server import EmbeddedEngine, EngineStartError
@@ -164,13 +165,11 @@ async def test_four_streams_run_at_once(engine: EmbeddedEngine) -> None:
             slots = json.loads(await asyncio.to_thread(get, f"{engine.url}/slots"))
             most = max(most, sum(slot["is_processing"] for slot in slots))
 
-    watcher = asyncio.create_task(watch())
     plan = [
         PlannedRequest(request_id=f"s{n}", prompt=f"{n} stream", max_tokens=400) for n in range(4)
     ]
-    seen = await run_closed(engine.url, plan, 4)
-    watcher.cancel()
-    await asyncio.gather(watcher, return_exceptions=True)
+    async with background(watch()):
+        seen = await run_closed(engine.url, plan, 4)
     assert most == 4
     assert {s.output_tokens for s in seen} == {400}
 
