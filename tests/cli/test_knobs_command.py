@@ -180,7 +180,8 @@ def test_inspect_shows_the_reason_and_whose_relay_it_is(sidecar: Any) -> None:
         "knobs_why": WHY, "relay": "localhost:8001",
     }  # fmt: skip
     code, text = _run("inspect", "http://127.0.0.1:8000")
-    assert (code, text.splitlines()[-1]) == (0, f"knobs      {WHY}")
+    assert code == 0
+    assert f"knobs      {WHY}" in text.splitlines()
     code, text = _run("inspect", "http://127.0.0.1:8001")
     assert (code, text.splitlines()[0]) == (0, "this is the relay of 127.0.0.1:8000")
     assert "llamacpp b1 at 127.0.0.1:8000" in text

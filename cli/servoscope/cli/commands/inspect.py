@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -74,8 +75,8 @@ def _asked(sidecar: Registered) -> Mapping[str, Any] | None:
     return {**answer.body, "sidecar": sidecar.url} if answer.status == 200 else None
 
 
-def text(payload: Mapping[str, Any]) -> str:
-    """The payload for people."""
+def text(payload: Mapping[str, Any], now: float | None = None) -> str:
+    """The payload for people. ``now``: seconds since the epoch, for ages."""
     version = payload.get("version") or "unknown version"
     relay = [f"this is the relay of {payload['relay_of']}"] if payload.get("relay_of") else []
     lines = [
@@ -109,4 +110,24 @@ def text(payload: Mapping[str, Any]) -> str:
             f"  {knob['name']:<30} {value:>8}  {bounds:<14} {knob['mode']:<8} "
             f"{knob.get('why') or ''}".rstrip()
         )
+    lines += _policy(payload.get("policy"), time.time() if now is None else now)
     return "\n".join(lines) + "\n"
+
+
+def _policy(policy: Mapping[str, Any] | None, now: float) -> list[str]:
+    """What the collector said, how long ago, and what is wrong with it."""
+    if policy is None:
+        return ["policy     nobody asks for it: a sidecar would"]
+    heard = policy.get("last_success_unix_seconds")
+    words = []
+    if heard is not None:
+        same = "other objectives" if policy.get("slo_mismatch") else "the same objectives"
+        frozen = ", frozen by a drift" if policy.get("drift_freeze") else ""
+        age = max(0.0, now - heard)  # two clocks, or one that was set
+        words = [
+            f"control mode {policy.get('control_mode')}{frozen}, {same}, heard {age:.0f} s ago"
+        ]
+    why = [str(policy[key]) for key in ("detail", "refuses_knobs") if policy.get(key)]
+    first, *more = [*words, *why] or [""]
+    head = f"policy     {policy.get('state') or 'unknown'}"
+    return [f"{head}  {first}".rstrip(), *(f"{'':<11}{line}" for line in more)]
