@@ -53,6 +53,10 @@ def save_tokenizer(out: pathlib.Path) -> None:
     fast.chat_template = CHAT
     fast.model_max_length = 8192
     fast.save_pretrained(out)
+    # The name that transformers 5 writes is unknown to transformers 4, which older engines have.
+    settings = out / "tokenizer_config.json"
+    named = json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings.write_text(json.dumps(named, indent=1))
 
 
 def save_config(out: pathlib.Path, hidden: int, layers: int) -> None:
