@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import getitem, itemgetter
+from operator import itemgetter
 
 __all__ = ["MAX_LINES_OF_SHAPE", "Series", "Shape"]
 
@@ -71,7 +71,7 @@ class Shape:
             return None
         if not all(map(str.startswith, moved, self._heads)):
             return None
-        numbers = list(map(getitem, moved, self._cuts))
+        numbers = [line[cut] for line, cut in zip(moved, self._cuts, strict=True)]
         joined = "".join(numbers)
         if "_" in joined or not joined.isascii():  # float() takes more than the formats do
             return None
