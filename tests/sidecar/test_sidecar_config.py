@@ -45,6 +45,12 @@ def test_the_defaults_are_valid_and_listen_on_loopback() -> None:
         ("relay", "8000"),
         ("relay", "127.0.0.1:http"),
         ("relay", "10.0.0.1:8000"),
+        ("otlp", "4318"),
+        ("otlp", "10.0.0.1:4318"),
+        ("request_file", "yes"),
+        ("sglang_allow_prompt_text", 1),
+        ("loads_interval_seconds", 0.01),
+        ("loads_interval_seconds", -1),
         ("collector_url", "file:///etc/passwd"),
         ("push_queue_records", 0),
         ("push_batch_records", 20_001),
@@ -63,6 +69,12 @@ def test_a_bad_value_names_its_key(key: str, value: Any) -> None:
 
 def test_other_addresses_are_possible_when_asked_for() -> None:
     replace(SidecarConfig(), listen="0.0.0.0", relay="0.0.0.0:8001", allow_remote=True).validate()
+
+
+def test_what_sglang_tells_can_be_left_alone() -> None:
+    replace(SidecarConfig(), loads_interval_seconds=0, request_file=False).validate()
+    assert SidecarConfig(otlp="127.0.0.1:4318").otlp_address() == ("127.0.0.1", 4318)
+    assert SidecarConfig().sglang_allow_prompt_text is False
 
 
 def test_relay_address_takes_ipv6() -> None:

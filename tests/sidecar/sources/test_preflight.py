@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,3 +37,14 @@ async def test_a_taken_relay_address(engine: Any) -> None:
         with pytest.raises(OSError, match=f"relay: cannot listen on {address}: Address already"):
             preflight.insist(SidecarConfig(relay=address), target)
     preflight.insist(SidecarConfig(relay=address), target)
+
+
+async def test_a_taken_otlp_address(engine: Any) -> None:
+    vllm = await attach(engine.url)
+    sglang = replace(vllm, engine="sglang")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"otlp: cannot listen on {address}: Address already"):
+            preflight.insist(SidecarConfig(otlp=address), sglang)
+        preflight.insist(SidecarConfig(otlp=address), vllm)  # who never sends spans
+    preflight.insist(SidecarConfig(otlp=address), sglang)

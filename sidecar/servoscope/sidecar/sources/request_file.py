@@ -57,9 +57,9 @@ BLIND_TO = (
     "gaps between tokens, and requests before they end",
     "time on the wire and in the HTTP server before its handler runs",
 )
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
 _LOOK_SECONDS = 1.0
-_CHECK_SECONDS = 5.0  # who else writes there: reads the process table
+_CHECK_SECONDS = 15.0  # who else writes there: reads the process table
 _IDLE_SECONDS = 60.0
 _TEXT_SECONDS = 60.0  # after a line with text that nobody expected
 _TOO_OLD_SECONDS = 3_600.0
