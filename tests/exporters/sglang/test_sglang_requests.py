@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from servoscope.exporters.records import Outcome, Phase, Source
 from servoscope.exporters.sglang.finish import outcome_of
 from servoscope.exporters.sglang.requests import RequestLine, read_line
 
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "engines" / "sglang"
 CANARY = "CANARY the prompt of somebody"
 RECEIVED = 1_795_954_696.0
 
@@ -45,6 +47,47 @@ def record(parameters: dict[str, Any] | None = None, /, **fields: Any) -> Any:
     found = read_line(line(parameters, **fields))
     assert found.record is not None
     return found.record
+
+
+def captured(where: str) -> list[RequestLine]:
+    path = FIXTURES / where / "request-metrics.jsonl"
+    return [read_line(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("where", "in_full"),
+    [
+        ("0.5.11", False), ("0.5.12", False), ("0.5.16", False),
+        ("0.5.23", True), ("0.5.23/ranks", True), ("0.5.23/labels", True),
+    ],
+)  # fmt: skip
+def test_captured_lines_give_what_their_release_tells(where: str, in_full: bool) -> None:
+    lines = captured(where)
+    assert len(lines) >= 20
+    assert not any(one.text or one.refused for one in lines)
+    got = [one.record for one in lines if one.record is not None]
+    assert len(got) == len(lines)
+    streamed = [r for r in got if r.streaming]
+    assert 0 < len(streamed) < len(got)
+    for one in got:
+        assert one.outcome is Outcome.LENGTH
+        assert one.output_tokens in (4, 12, 20, 28, 36)  # as the capture asks
+        assert one.prompt_tokens is not None
+        assert one.queue_seconds is not None
+        assert one.e2e_seconds is not None
+        assert 0 <= one.queue_seconds < one.e2e_seconds
+        assert one.preemptions == 0
+        assert (one.prefill_seconds is not None) is in_full
+        whole = one.time_to_first_token_seconds, one.time_per_output_token_seconds
+        assert (None not in whole) is (in_full or one.streaming)
+        if one.decode_seconds is not None and one.time_to_first_token_seconds is not None:
+            parts = one.time_to_first_token_seconds + one.decode_seconds
+            assert parts == pytest.approx(one.e2e_seconds, abs=0.05)
+        assert one.refuse_impossible(now=2e9) == []
+    assert sum(r.cached_tokens or 0 for r in got) > 0
+    tenants = {"blue", "green"} if where.endswith("labels") else {""}
+    assert {r.tenant for r in got} == tenants
+    assert {r.request_type_hint for r in got} == ({"code"} if tenants != {""} else {None})
 
 
 def test_every_event_is_where_the_module_says() -> None:

@@ -14,10 +14,11 @@ Which event starts and ends what (0.5.23; read in its sources, compared with cli
   that are not streamed from the end of prefill, because it sees only every 50th of their tokens.
 - e2e ends at the last token; the HTTP answer is written after it.
 
-By version: 0.5.12 has no ``first_token_latency``; up to 0.5.9 the ends are named
-``decode_finished_ts`` and ``prefill_finished_ts``, retractions ``total_retractions``, and
-``decode_throughput`` counts the first token too. Without ``--enable-metrics`` there is no time but
-``e2e_latency``.
+By version: 0.5.11 to 0.5.16 (run) tell neither the first forward pass, nor the end of prefill, nor
+``first_token_latency``: no prefill time there, and neither TTFT nor TPOT of what is not streamed.
+Up to 0.5.9 (read) the ends are named ``decode_finished_ts`` and ``prefill_finished_ts``, and
+``decode_throughput`` counts the first token too; up to 0.5.11 retractions are
+``total_retractions``. Without ``--enable-metrics`` there is no time but ``e2e_latency``.
 
 What people wrote is in ``request_parameters`` unless the engine runs with ``--log-requests
 --log-requests-level 0`` (or 1). It is parsed, a handful of values is taken, and the rest is let go;
