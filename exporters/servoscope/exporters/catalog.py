@@ -256,7 +256,8 @@ CATALOG: tuple[Metric, ...] = (
     # ---- self ----------------------------------------------------------------------------------
     _m("self", _G, "build_info", "1", ("version",), "Always 1."),
     _m("self", _G, "source_up", "1", (*_SERVER, "source"),
-       "1 while a source is ok or idle, else 0. Sources that are off have no series."),
+       "1 while a source is ok or idle, else 0: plugin, file, tap, relay, otlp, scrape, and loads, "
+       "which tells gauges only. Sources that are off have no series."),
     _m("self", _G, "source_state", "1", (*_SERVER, "source", "state"),
        "1 for the state in force: ok, idle, failed, stale, bad_value."),
     _m("self", _G, "source_read_seconds", "seconds", (*_SERVER, "source"),
@@ -266,7 +267,7 @@ CATALOG: tuple[Metric, ...] = (
     _m("self", _C, "source_errors_total", "1", (*_SERVER, "source", "reason"),
        "Failed reads by reason."),
     _m("self", _C, "source_dropped_total", "1", (*_SERVER, "source", "reason"),
-       "Records or packets lost before they could be counted."),
+       "Records, lines or packets lost or left out before they could be counted."),
     _m("self", _C, "refused_values_total", "1", (*_SERVER, "source", "field"),
        "Values that were read and not believed."),
     _m("self", _G, "unknown_engine_metrics", "1", _SERVER,
