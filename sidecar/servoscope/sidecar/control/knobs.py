@@ -22,16 +22,9 @@ from servoscope.exporters.vllm.knobs import KnobRefused, KnobState
 from servoscope.exporters.vllm.requests import ProtocolError
 from servoscope.sidecar.config import ControlConfig
 from servoscope.sidecar.control.audit import AuditError, AuditLog
-from servoscope.sidecar.control.kinds import (
-    NO_KNOBS,
-    OBSERVE_ONLY,
-    Connect,
-    KnobKind,
-    KnobRanks,
-    knob_kind,
-)
+from servoscope.sidecar.control.kinds import OBSERVE_ONLY, Connect, KnobKind, KnobRanks, knob_kind
 
-__all__ = ["NO_KNOBS", "OBSERVE_ONLY", "ControlError", "KnobControl"]
+__all__ = ["ControlError", "KnobControl"]
 
 log = logging.getLogger(__name__)
 
