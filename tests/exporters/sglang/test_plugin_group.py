@@ -75,6 +75,11 @@ async def test_a_setting_is_confirmed_by_every_rank(engine: MakeEngine) -> None:
         assert shown["mixed_chunk"].mode is KnobMode.OBSERVE
         assert "goes with it" in (shown["chunk_tokens"].why or "")
         assert await group.renew() == 30
+        with pytest.raises(KnobRefused, match="make decode wait longer"):
+            await group.set({"prefill_decode_interval": 0})
+        (applied,) = await group.set({"chunk_tokens": 2048})  # what was refused left no trace
+        assert applied["prefill_decode_interval"] == 0
+        await group.set({"chunk_tokens": 512})
         await group.release()
         await until(lambda: {v["chunk_tokens"] for v in one.group.values()} == {2048})
     await group.aclose()

@@ -32,8 +32,10 @@ def test_an_interval_that_was_asked_for_stays() -> None:
     assert both.prefill_decode_interval == 4
     assert law.changed(both, {"chunk_tokens": 2048}).prefill_decode_interval == 4
     small = law.changed(BOOT, {"chunk_tokens": 512})
-    asked = law.changed(small, {"prefill_decode_interval": 1})
-    assert law.changed(asked, {"chunk_tokens": 2048}).prefill_decode_interval == 1
+    asked = law.changed(small, {"prefill_decode_interval": 2})
+    assert law.changed(asked, {"chunk_tokens": 2048}).prefill_decode_interval == 2
+    again = law.changed(small, {"prefill_decode_interval": 1})  # no change: still the added one
+    assert law.changed(again, {"chunk_tokens": 2048}) == BOOT
 
 
 def test_mixed_chunk_needs_no_interval_until_it_is_turned_off() -> None:

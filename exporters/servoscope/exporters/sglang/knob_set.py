@@ -101,7 +101,7 @@ class KnobEnvelope:
             if name not in bounds:
                 raise KnobRefusedError(name, value, f"no such knob; knobs: {', '.join(bounds)}")
             accepted[name] = self._checked(name, value, bounds[name])
-        return self._together(replace(current, **accepted), accepted)
+        return self._together(current, replace(current, **accepted), accepted)
 
     def _checked(self, name: str, value: object, bound: Bound) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -132,10 +132,11 @@ class KnobEnvelope:
             )
         return number
 
-    def _together(self, wanted: KnobSet, asked: Mapping[str, object]) -> KnobSet:
-        """Rule 3."""
+    def _together(self, current: KnobSet, wanted: KnobSet, asked: Mapping[str, object]) -> KnobSet:
+        """Rule 3. The value it has already, asked for again (a rollback does), changes nothing."""
         small = 0 < wanted.chunk_tokens < self.boot.chunk_tokens and not wanted.mixed_chunk
-        added = wanted.interval_added and "prefill_decode_interval" not in asked
+        same = wanted.prefill_decode_interval == current.prefill_decode_interval
+        added = wanted.interval_added and same
         if small and wanted.prefill_decode_interval < 1:
             if "chunk_tokens" not in asked or "prefill_decode_interval" in asked:
                 name = next(iter(asked.keys() & {"prefill_decode_interval", "mixed_chunk"}))
