@@ -154,10 +154,16 @@ class VllmServer(EngineServer):
         self._args = tuple(args)
         self._env = dict(env or {})
 
+    def _python(self) -> Path:
+        return environment() / "bin" / "python"
+
+    def _model_directory(self) -> Path:
+        return model(self._kind)
+
     def _command(self) -> list[str]:
         return [
-            str(environment() / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server",
-            "--model", str(model(self._kind)), "--served-model-name", SERVED_NAME,
+            str(self._python()), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(self._model_directory()), "--served-model-name", SERVED_NAME,
             "--enforce-eager", "--dtype", self._dtype, "--max-model-len", "8192",
             "--max-num-batched-tokens", "2048", "--max-num-seqs", "64",
             "--enable-prompt-tokens-details", "--host", "127.0.0.1", "--port", str(self.port),

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 IN_ENGINE = (
     "plugin",
     "delivery",
+    "early_releases",
     "facts",
     "hooks",
     "http_exchange",

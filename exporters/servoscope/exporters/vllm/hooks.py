@@ -177,9 +177,13 @@ def _gaps(original: Any, hooks: Hooks, prefilling_at: int, stats_at: int) -> Any
     prefilling, place = prefilling_at - 1, stats_at - 1  # positions without self
 
     def update_from_output(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if hooks.bypass or len(args) <= place or args[prefilling]:
+        if hooks.bypass or len(args) <= place:
             return original(self, *args, **kwargs)
         stats = args[place]
+        if args[prefilling]:
+            result = original(self, *args, **kwargs)
+            hooks.run(_first_output, self, args[0], stats)
+            return result
         before = stats.last_token_ts
         result = original(self, *args, **kwargs)
         try:
@@ -193,6 +197,13 @@ def _gaps(original: Any, hooks: Hooks, prefilling_at: int, stats_at: int) -> Any
         return result
 
     return update_from_output
+
+
+def _first_output(iteration: Any, output: Any, stats: Any) -> None:
+    """What later releases note themselves: TTFT since 0.10.1, cached tokens since 0.10.2."""
+    if not hasattr(stats, "first_token_latency"):
+        stats.first_token_latency = iteration.iteration_timestamp - stats.arrival_time
+    stats.servoscope_cached_tokens = getattr(output, "num_cached_tokens", None)
 
 
 def _admission(original: Any, hooks: Hooks, life: Lifecycle) -> Any:

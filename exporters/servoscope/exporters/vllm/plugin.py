@@ -10,8 +10,9 @@ Import-light: only the standard library until vLLM calls us. Settings (environme
     SERVOSCOPE_BENCH=1         the stats socket takes ``bypass`` (benchmarks only)
 
 Observation lives in ``StatLogger`` alone: vLLM makes one only for AsyncLLM (API servers and
-asynchronous programs), so an offline ``LLM()`` job is not touched at all. Where VLLM_PLUGINS is
-set it must name ``servoscope``.
+asynchronous programs), so an offline ``LLM()`` job is not touched at all. vLLM before 0.12 makes
+none; there ``register`` sees to it (early_releases.py). Where VLLM_PLUGINS is set it must name
+``servoscope``.
 """
 
 from __future__ import annotations
@@ -56,25 +57,75 @@ def _logs() -> None:
 
 def register() -> None:
     """``vllm.general_plugins``: called in every vLLM process, perhaps more than once."""
-    if _set(DISABLE_VARIABLE) or not _set(KNOBS_VARIABLE):
+    if _set(DISABLE_VARIABLE):
         return
-    _logs()
-    try:
-        from servoscope.exporters.paths import run_dir
-        from servoscope.exporters.vllm.knob_server import serve_knobs
-        from servoscope.exporters.vllm.scheduler import wrap_scheduler_config
-        from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
-
-        config_class = _vllm("vllm.config").SchedulerConfig
-        serve = serve_knobs(run_dir(), os.environ.get(GROUP_VARIABLE) or None)
-        if why := wrap_scheduler_config(config_class, serve):
+    plugins = sys.modules.get("vllm.plugins")  # it calls us
+    if plugins is not None and not hasattr(plugins, "STAT_LOGGER_PLUGINS_GROUP"):
+        _logs()
+        try:
+            _observe_early()
+        except Exception as error:
+            log.warning("servoscope: request observation is off: %r", error)
+    if _set(KNOBS_VARIABLE):
+        _logs()
+        try:
+            why = _steer()
+        except Exception as error:
+            why = repr(error)
+        if why:
             log.warning("servoscope: knobs are off: %s", why)
-    except Exception as error:
-        log.warning("servoscope: knobs are off: %r", error)
 
 
-def _feed(vllm_config: Any, rank: int) -> StatsFeed | None:
-    """The feed of this process, made on first use; None when it could not be made."""
+def _steer() -> str:
+    """Wrap whatever scheduler this process may make. Returns why not, or ''."""
+    from servoscope.exporters.paths import run_dir
+    from servoscope.exporters.vllm.knob_server import serve_knobs
+    from servoscope.exporters.vllm.scheduler import wrap_scheduler_config
+    from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
+
+    config_class = _vllm("vllm.config").SchedulerConfig
+    serve = serve_knobs(run_dir(), os.environ.get(GROUP_VARIABLE) or None)
+    if hasattr(config_class, "get_scheduler_cls"):
+        return wrap_scheduler_config(config_class, serve)
+    from servoscope.exporters.vllm.early_releases import wrap_lookup
+
+    _vllm("vllm.utils")
+    return wrap_lookup(sys.modules, serve)
+
+
+def _observe_early() -> None:
+    """In vLLM before 0.12: add our StatLogger to every AsyncLLM of this process."""
+    arguments = sys.modules.get("vllm.engine.arg_utils")
+    if arguments is None:
+        return  # an engine core or a worker: nobody makes an AsyncLLM here
+    from servoscope.exporters.vllm import early_releases
+
+    def made(engine: Any) -> None:
+        if why := early_releases.add_stat_logger(engine, _stat_logger):
+            _feed(engine.vllm_config, 0, off=why)
+
+    def before() -> None:
+        early_releases.when_made(_vllm("vllm.v1.engine.async_llm").AsyncLLM, made)
+
+    def after(vllm_config: Any) -> None:
+        if not getattr(_vllm("vllm.envs"), "VLLM_USE_V1", True):
+            _feed(vllm_config, 0, off=early_releases.ENGINE_V0)
+
+    arguments_class: Any = arguments.AsyncEngineArgs
+    if why := early_releases.on_start(arguments_class, before, after):
+        log.warning("servoscope: request observation is off: %s", why)
+
+
+def _stat_logger(vllm_config: Any, rank: int) -> Any:
+    logger_class: Any = getattr(sys.modules[__name__], "StatLogger")  # noqa: B009 - made by need
+    return logger_class(vllm_config, rank)
+
+
+def _feed(vllm_config: Any, rank: int, off: str = "") -> StatsFeed | None:
+    """The feed of this process, made on first use; None when it could not be made.
+
+    ``off``: why there is nothing to observe; the feed's socket then says only that.
+    """
     pid = os.getpid()
     if pid in _FEEDS:
         return _FEEDS[pid]
@@ -90,11 +141,8 @@ def _feed(vllm_config: Any, rank: int) -> StatsFeed | None:
             rank,
             run_dir(),
             os.environ.get(GROUP_VARIABLE) or None,
-            (
-                _vllm("vllm.v1.engine.output_processor").OutputProcessor,
-                _vllm("vllm.v1.metrics.stats").IterationStats,
-                _vllm("vllm.v1.engine.async_llm").AsyncLLM,
-            ),
+            None if off else _observed_classes(),
+            off=off,
             may_bypass=_set(BENCH_VARIABLE),
         )
     except Exception as error:
@@ -104,6 +152,14 @@ def _feed(vllm_config: Any, rank: int) -> StatsFeed | None:
         log.warning("servoscope: request observation is off: %s", feed.hooks.off)
     _FEEDS[pid] = feed
     return feed
+
+
+def _observed_classes() -> tuple[type, type, type]:
+    return (
+        _vllm("vllm.v1.engine.output_processor").OutputProcessor,
+        _vllm("vllm.v1.metrics.stats").IterationStats,
+        _vllm("vllm.v1.engine.async_llm").AsyncLLM,
+    )
 
 
 def _stat_logger_class() -> type:

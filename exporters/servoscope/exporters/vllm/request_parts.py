@@ -1,6 +1,6 @@
 """From vLLM's request states to one message a HTTP request. Pure; no prompt or answer text.
 
-Definitions (vLLM 0.12 to 0.33; same clocks as vLLM's own histograms)
+Definitions (vLLM 0.9 to 0.33; same clocks as vLLM's own histograms)
 - received: wall clock of the API server when it had the HTTP request in full (http_exchange);
   where that is not known, ``arrival_time``, when it began to render the prompt (before
   tokenisation).
@@ -189,7 +189,7 @@ def part_of(
     decoding = not state.is_prefilling
     outputs = int(stats.num_generation_tokens)
     had_first = decoding and outputs > 0
-    latency = float(stats.first_token_latency)
+    latency = float(getattr(stats, "first_token_latency", 0.0))  # 0.9: see hooks._first_output
     prompt = getattr(state, "prompt_len", None)
     return Part(
         outcome=outcome,
@@ -217,7 +217,9 @@ def part_of(
 
 
 def _cached(state: Any) -> int | None:
-    value = getattr(state, "num_cached_tokens", None)
+    # Before 0.10.2 the state does not have it; the hook notes it of the first output.
+    noted = getattr(state.stats, "servoscope_cached_tokens", None)
+    value = getattr(state, "num_cached_tokens", noted)
     return None if value is None or value < 0 else int(value)
 
 

@@ -218,12 +218,14 @@ def observe(
     rank: int,
     directory: Path,
     group_name: str | None,
-    classes: tuple[type, type, type],
+    classes: tuple[type, type, type] | None,
     *,
+    off: str = "",
     may_bypass: bool = False,
 ) -> StatsFeed:
     """Start observing this process. ``classes``: OutputProcessor, IterationStats, AsyncLLM.
 
+    Without classes nothing is hooked, and the socket says why (``off``).
     Raises OSError when the socket cannot be made; then nothing is hooked.
     """
     feed = StatsFeed(vllm_config, rank)
@@ -232,7 +234,7 @@ def observe(
     remove_stale(directory, "stats-*.sock")
     remove_stale(directory, "knobs-*.sock")
     try:
-        feed.missing = install(feed.hooks, feed.life, *classes)
+        feed.missing = [] if classes is None else install(feed.hooks, feed.life, *classes)
     except Exception:
         feed.hooks.unwrap()
         server.stop()
@@ -240,7 +242,7 @@ def observe(
     if feed.hooks.installed:
         feed.hooks.run(feed.watch_http)
     else:
-        feed.hooks.off = f"unknown layout: {', '.join(feed.missing)}"
+        feed.hooks.off = off or f"unknown layout: {', '.join(feed.missing)}"
     os.register_at_fork(after_in_child=feed.hooks.unwrap)
     server.start()
     return feed
