@@ -150,6 +150,20 @@ def test_a_directory_that_comes_later_is_read_from_then_on(tmp_path: Path) -> No
         assert texts(tail.poll()) == ["a"]
 
 
+def test_a_directory_that_may_not_be_read_is_said(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: object) -> object:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("servoscope.sidecar.sources.tail.os.scandir", refuse)
+        assert bench.poll() == []
+    assert "Permission denied; let this sidecar's user read it" in bench.tail.problem
+    assert bench.poll() == []
+    assert bench.tail.problem == ""
+
+
 def test_what_is_not_a_request_file_is_left_alone(bench: Bench) -> None:
     bench.poll()
     write(bench.directory / "sglang-request-metrics-20261129_10.log.1", "rotated by somebody")
