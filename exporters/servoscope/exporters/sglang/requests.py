@@ -33,16 +33,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from servoscope.exporters.plausibility import MAX_TOKENS, Refused
+from servoscope.exporters.plausibility import Refused
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.sglang.finish import outcome_of
+from servoscope.exporters.sglang.values import Numbers, short_name, whole
 
 __all__ = ["RequestLine", "read_line"]
 
 #: Request parameters and answer fields that hold what people or the model wrote.
 TEXT_PARAMETERS = ("text", "input_ids", "input_embeds", "prompt", "messages")
 _MAX_NAME = 128
-_MAX_SHOWN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def read_line(line: bytes | str) -> RequestLine:
     outcome, finish, status = outcome_of(reason)
     if _is_warming(asked, reason, told):
         return RequestLine(None, text, "warming_pass")
-    reader = _Reader(told)
+    reader = Numbers(told)
     record = RequestRecord(
         request_id=ident[:_MAX_NAME],
         source=Source.FILE,
@@ -129,11 +129,11 @@ def _asked(packed: object) -> tuple[_Asked, bool]:
     streaming = parameters.get("stream")
     asked = _Asked(
         streaming=streaming if isinstance(streaming, bool) else None,
-        max_output_tokens=_whole(sampling.get("max_new_tokens")),
-        samples=_whole(sampling.get("n")),
-        model_name=_name(parameters.get("lora_path")) or "unknown",
-        request_type=_name(labels.get("request_type")) or None,
-        tenant=_name(labels.get("tenant")),
+        max_output_tokens=whole(sampling.get("max_new_tokens")),
+        samples=whole(sampling.get("n")),
+        model_name=short_name(parameters.get("lora_path")) or "unknown",
+        request_type=short_name(labels.get("request_type")) or None,
+        tenant=short_name(labels.get("tenant")),
     )
     return asked, text
 
@@ -159,63 +159,7 @@ def _is_warming(asked: _Asked, reason: object, told: Mapping[str, Any]) -> bool:
     return asked.samples is None or asked.samples > 1
 
 
-class _Reader:
-    """Numbers by name; one that cannot be is noted in ``refused`` and ``None``."""
-
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self._told = told
-        self.refused: list[Refused] = []
-
-    def has(self, name: str) -> bool:
-        """Whether the engine told it at all."""
-        return self._told.get(name) is not None
-
-    def number(self, *names: str) -> float | None:
-        """The first that is there, finite and not negative."""
-        for name in names:
-            value = self._told.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                self._refuse(name, type(value).__name__, "not a number")
-            elif not math.isfinite(value):
-                self._refuse(name, repr(value), "not a finite number")
-            elif value < 0:
-                self._refuse(name, repr(value), "negative")
-            else:
-                return float(value)
-            return None
-        return None
-
-    def count(self, *names: str) -> int | None:
-        """The first that is there, a whole number in 0..100,000,000."""
-        for name in names:
-            value = self._told.get(name)
-            if value is None:
-                continue
-            if (found := _whole(value)) is None:
-                known = isinstance(value, (int, float))
-                self._refuse(
-                    name,
-                    repr(value) if known else type(value).__name__,
-                    f"not a whole number in 0..{MAX_TOKENS}",
-                )
-            return found
-        return None
-
-    def counts(self, name: str, keys: tuple[str, ...]) -> int | None:
-        """Sum of some values of a nested object; ``None`` where it is not told."""
-        nested = self._told.get(name)
-        if not isinstance(nested, Mapping):
-            return None
-        found = [n for key in keys if (n := _whole(nested.get(key))) is not None]
-        return sum(found) if found else None
-
-    def _refuse(self, name: str, shown: str, why: str) -> None:
-        self.refused.append(Refused(name, shown[:_MAX_SHOWN], why))
-
-
-def _cached(reader: _Reader) -> int | None:
+def _cached(reader: Numbers) -> int | None:
     """Prompt tokens found in the cache, of all tiers: device, host, storage."""
     told = reader.count("cached_tokens")
     if told is None and not reader.has("cached_tokens"):
@@ -223,7 +167,7 @@ def _cached(reader: _Reader) -> int | None:
     return told
 
 
-def _times(record: RequestRecord, reader: _Reader) -> None:
+def _times(record: RequestRecord, reader: Numbers) -> None:
     """Moments and durations, as the head of this module defines them."""
     received = reader.number("request_received_ts")
     e2e = reader.number("e2e_latency")
@@ -244,7 +188,7 @@ def _times(record: RequestRecord, reader: _Reader) -> None:
     _pace(record, reader, prefilled)
 
 
-def _queue(record: RequestRecord, reader: _Reader, started: float | None) -> float | None:
+def _queue(record: RequestRecord, reader: Numbers, started: float | None) -> float | None:
     told = reader.number("queue_time")
     if told is None or not record.preemptions:
         return told
@@ -252,7 +196,7 @@ def _queue(record: RequestRecord, reader: _Reader, started: float | None) -> flo
     return None if bound is None else min(told, bound)
 
 
-def _first(record: RequestRecord, reader: _Reader, prefilled: float | None) -> float | None:
+def _first(record: RequestRecord, reader: Numbers, prefilled: float | None) -> float | None:
     """TTFT, by the best of what this version tells."""
     received, e2e = record.received_unix_seconds, record.e2e_seconds
     seen = reader.number("first_token_latency")
@@ -268,7 +212,7 @@ def _first(record: RequestRecord, reader: _Reader, prefilled: float | None) -> f
     return _between(received, prefilled)
 
 
-def _pace(record: RequestRecord, reader: _Reader, prefilled: float | None) -> None:
+def _pace(record: RequestRecord, reader: Numbers, prefilled: float | None) -> None:
     """TPOT and decode; both only from the second token on."""
     tokens = record.output_tokens
     if tokens is None or tokens < 2:
@@ -287,7 +231,7 @@ def _pace(record: RequestRecord, reader: _Reader, prefilled: float | None) -> No
 _SLACK_SECONDS = 0.005  # wall clocks of two processes, each set by its own last look
 
 
-def _phase(record: RequestRecord, reader: _Reader) -> Phase:
+def _phase(record: RequestRecord, reader: Numbers) -> Phase:
     """Where it was when it ended."""
     if record.outcome in (Outcome.COMPLETED, Outcome.LENGTH) or record.output_tokens:
         return Phase.DECODE
@@ -309,16 +253,3 @@ def _version(told: Mapping[str, Any]) -> str:
     version = told.get("weight_version")
     known = isinstance(version, str) and version not in ("", "default")
     return str(version)[:64] if known else "unknown"
-
-
-def _whole(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value <= MAX_TOKENS else None
-
-
-def _name(value: object) -> str:
-    """A short text; numbers too, because labels may be numbers."""
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        return ""
-    return str(value)[:_MAX_NAME]

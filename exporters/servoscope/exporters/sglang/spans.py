@@ -25,31 +25,24 @@ lacks only its queue and prefill spans is told without them.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from servoscope.exporters.otlp import AttributeValue, Span
-from servoscope.exporters.plausibility import MAX_TOKENS
-from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
-from servoscope.exporters.sglang.finish import outcome_of
+from servoscope.exporters.otlp import Span
+from servoscope.exporters.records import RequestRecord
+from servoscope.exporters.sglang.span_record import (
+    ATTRIBUTES,
+    Stages,
+    lost_record,
+    request_record,
+)
 
 __all__ = ["ATTRIBUTES", "SCOPE", "Assembler", "wanted"]
 
 SCOPE = "sglang server"
 _QUEUE, _PREFILL = "prefill_waiting", "prefill_forward"
 _ROOT, _SCHEDULER = " Req ", "Scheduler"
-_USAGE = "gen_ai.usage."
-_LATENCY = "gen_ai.latency."
-ATTRIBUTES = frozenset({
-    "rid", "module", "tp_rank", "dp_rank", "type", "status_code", "message", "reason",
-    "gen_ai.request.max_tokens", "gen_ai.request.n", "gen_ai.response.model",
-    "gen_ai.response.finish_reasons",
-    f"{_USAGE}prompt_tokens", f"{_USAGE}completion_tokens", f"{_USAGE}cached_tokens",
-    f"{_LATENCY}time_to_first_token", f"{_LATENCY}e2e", f"{_LATENCY}time_in_model_decode",
-})  # fmt: skip
-
 _SETTLE_SECONDS = 5.0  # exporters of two processes send every half second
 _LOST_ROOT_SECONDS = 60.0  # a thread ends within milliseconds of its root
 _OPEN_SECONDS = 3_600.0  # stages whose thread never ended
@@ -61,15 +54,6 @@ _MAX_THREADS = 4  # of one request: one scheduler; two where it was handed over
 def wanted(name: str) -> bool:
     """Whether a span of this name is looked at. The spans of single tokens are not."""
     return name in (_QUEUE, _PREFILL) or _ROOT in name or name.startswith(_SCHEDULER)
-
-
-@dataclass(slots=True)
-class _Stages:
-    """What came for one scheduler thread."""
-
-    since: float
-    queue_seconds: float | None = None
-    prefill_seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +84,7 @@ class Assembler:
         self._settle_seconds = settle_seconds
         self._lost_root_seconds = lost_root_seconds
         self._open_seconds = open_seconds
-        self._stages: OrderedDict[str, _Stages] = OrderedDict()  # by the thread's id
+        self._stages: OrderedDict[str, Stages] = OrderedDict()  # by the thread's id
         self._open: OrderedDict[str, _Open] = OrderedDict()  # by the root's id
         self._roots: dict[str, str] = {}  # thread's id -> root's id, of those that are open
         self._told: OrderedDict[str, None] = OrderedDict()
@@ -181,7 +165,7 @@ class Assembler:
             if len(self._stages) >= self._max_open:
                 self._stages.popitem(last=False)
                 self.drops["open_table_full"] += 1
-            stages = self._stages[span.parent_id] = _Stages(now)
+            stages = self._stages[span.parent_id] = Stages(now)
         if span.name == _QUEUE and stages.queue_seconds is None:
             stages.queue_seconds = span.seconds
         elif span.name == _PREFILL and stages.prefill_seconds is None:
@@ -201,121 +185,16 @@ class Assembler:
         self._told[root_id] = None
         if len(self._told) > _MAX_TOLD:
             self._told.popitem(last=False)
-        stages = _Stages(0.0)
+        stages = Stages(0.0)
         for thread in entry.threads:
             found = self._stages.pop(thread.span_id, None)
             if found is not None and stages.queue_seconds is None:
                 stages = found
         if entry.root is None:
-            return _lost(root_id, entry)
-        return _record(entry.root, entry.threads, stages)
+            return lost_record(root_id, entry.threads)
+        return request_record(entry.root, entry.threads, stages)
 
 
 def _leads(span: Span) -> bool:
     """Whether this scheduler is the one of tensor rank 0, or the only one."""
     return span.attributes.get("tp_rank", 0) == 0
-
-
-def _lost(root_id: str, entry: _Open) -> RequestRecord:
-    """The scheduler was done with it, and what the front end knew of it never came."""
-    return RequestRecord(
-        request_id=root_id,
-        source=Source.OTLP,
-        outcome=Outcome.UNKNOWN,
-        engine="sglang",
-        rank=_rank(entry.threads),
-        finish_reason="lost_root_span",
-    )
-
-
-def _record(root: Span, threads: list[Span], stages: _Stages) -> RequestRecord | None:
-    told = root.attributes
-    outcome, finish, status = _outcome(root, threads)
-    tokens = _count(told.get(f"{_USAGE}completion_tokens"))
-    samples = _count(told.get("gen_ai.request.n"))
-    if outcome is Outcome.LENGTH and tokens == 0 and samples is not None and samples > 1:
-        return None  # the engine's own pass over a prompt before it samples it n times
-    if outcome is Outcome.UNKNOWN and tokens is None and stages.prefill_seconds is not None:
-        return None  # what was sampled n times: it has no answer of its own, each sample has
-    received = root.start_nanoseconds / 1e9 if root.start_nanoseconds else None
-    first = _seconds(told.get(f"{_LATENCY}time_to_first_token"))
-    decode = _seconds(told.get(f"{_LATENCY}time_in_model_decode"))
-    paced = decode is not None and tokens is not None and tokens >= 2
-    known_end = outcome is not Outcome.UNKNOWN
-    return RequestRecord(
-        request_id=str(told.get("rid") or root.span_id)[:128],
-        source=Source.OTLP,
-        outcome=outcome,
-        phase=_phase(outcome, tokens, stages),
-        finish_reason=finish,
-        status_code=status,
-        engine="sglang",
-        rank=_rank(threads),
-        model_name=str(told.get("gen_ai.response.model") or "unknown")[:128],
-        received_unix_seconds=received,
-        first_token_unix_seconds=None if received is None or first is None else received + first,
-        finished_unix_seconds=root.end_nanoseconds / 1e9 if root.end_nanoseconds else None,
-        queue_seconds=stages.queue_seconds,
-        prefill_seconds=stages.prefill_seconds if tokens is not None else None,
-        decode_seconds=decode if paced else None,
-        time_to_first_token_seconds=first if tokens else None,
-        time_per_output_token_seconds=(
-            decode / (tokens - 1) if paced and decode is not None and tokens else None
-        ),
-        e2e_seconds=_seconds(told.get(f"{_LATENCY}e2e")) if known_end else None,
-        prompt_tokens=_count(told.get(f"{_USAGE}prompt_tokens")),
-        output_tokens=tokens,
-        cached_tokens=_count(told.get(f"{_USAGE}cached_tokens")),
-        max_output_tokens=_count(told.get("gen_ai.request.max_tokens")),
-    )
-
-
-def _outcome(root: Span, threads: list[Span]) -> tuple[Outcome, str | None, int | None]:
-    """The root's reason; an abort's status is on the scheduler's thread, where it is at all."""
-    kind = _reason(root.attributes.get("gen_ai.response.finish_reasons"))
-    failed = next((t for t in threads if t.failed), None)
-    if failed is not None and kind in (None, "abort"):
-        told: dict[str, AttributeValue] = dict(failed.attributes)
-        told.setdefault("message", told.get("reason", ""))
-        return outcome_of({**told, "type": "abort"})
-    if kind is None:
-        return Outcome.UNKNOWN, None, None
-    try:
-        return outcome_of(kind)
-    except ValueError:
-        return Outcome.UNKNOWN, None, None
-
-
-def _reason(told: AttributeValue | None) -> str | None:
-    """``'["length"]'`` → ``length``."""
-    try:
-        listed = json.loads(told) if isinstance(told, str) else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
-        return None
-    return listed[0][:32]
-
-
-def _phase(outcome: Outcome, tokens: int | None, stages: _Stages) -> Phase:
-    if outcome in (Outcome.COMPLETED, Outcome.LENGTH) or tokens:
-        return Phase.DECODE
-    if stages.queue_seconds is not None:
-        return Phase.PREFILL
-    return Phase.UNKNOWN
-
-
-def _rank(threads: list[Span]) -> int | None:
-    return _count(threads[0].attributes.get("dp_rank")) if threads else None
-
-
-def _count(value: AttributeValue | None) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value <= MAX_TOKENS else None
-
-
-def _seconds(value: AttributeValue | None) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if value >= 0 else None
