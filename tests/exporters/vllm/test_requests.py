@@ -433,3 +433,22 @@ def test_only_a_benchmark_may_bypass_and_only_while_it_reads(server: Server) -> 
         assert feed.hooks.bypass
         loose.closed(peer)
         assert not feed.hooks.bypass
+
+
+async def test_a_refusal_is_heard_because_nothing_is_sent_before_the_answer(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(json.dumps(GOOD_HELLO).encode() + b"\n")
+        asked.append(await reader.readline())
+        try:
+            asked.append(await asyncio.wait_for(reader.readline(), 0.2))
+        except TimeoutError:
+            writer.write(json.dumps({"type": "refused", "why": "no"}).encode() + b"\n")
+        writer.close()
+
+    path = tmp_path / "s.sock"
+    async with await asyncio.start_unix_server(serve, path):
+        with pytest.raises(ProtocolError, match="refused: no"):
+            await StatsClient(path, open_poll_seconds=0.01).run(lambda _: None)
+    assert asked == [b'{"op":"subscribe"}\n']

@@ -169,11 +169,14 @@ class StatsClient:
             if self.hello.off:
                 raise ProtocolError(f"request observation is off: {self.hello.off}")
             writer.write(encode_line({"op": "subscribe"}))
-            poll = asyncio.create_task(self._poll(writer))
             self._take(first[1:], on_record, writer)
             while data := await reader.read(READ_BYTES):
                 self._take(self._decoder.feed(data), on_record, writer)
                 await writer.drain()
+                if poll is None:
+                    # Not before the answer: a line sent to an engine that refuses and closes would
+                    # fail, and that failure would be heard instead of its reason.
+                    poll = asyncio.create_task(self._poll(writer))
             gone = True
         except TimeoutError:
             raise ProtocolError(f"no hello within {HELLO_SECONDS:g} s") from None
