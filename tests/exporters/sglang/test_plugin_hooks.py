@@ -215,7 +215,7 @@ def test_further_ranks_add_nothing_to_what_they_receive(
         ),
         (
             lambda s: delattr(sys.modules[access.CONTROLLER], "SchedulerInternalStateController"),
-            "SchedulerInternalStateController.set_internal_state",
+            "SchedulerInternalStateController._update_handlers and 2 more that the hooks need",
         ),
     ],
 )

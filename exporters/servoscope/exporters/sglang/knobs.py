@@ -30,7 +30,7 @@ FIRST_WITH_PLUGINS = (0, 5, 11)
 RESTART_FLAGS: Mapping[str, str] = MappingProxyType(
     {
         "chunk_tokens": "--chunked-prefill-size",
-        "prefill_decode_interval": "--prefill-decode-interval",
+        "prefill_decode_interval": "--prefill-decode-interval (later than 0.5.12)",
         "mixed_chunk": "--enable-mixed-chunk",
         "max_running_requests": "--max-running-requests",
         "batch_window_seconds": "--enable-prefill-delayer --prefill-delayer-max-delay-ms",

@@ -98,7 +98,8 @@ def _attach(scheduler: Any, missing: list[str]) -> None:
         from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
 
         version = getattr(sys.modules.get("sglang"), "__version__", "")
-        off = f"SGLang {version} lacks {', '.join(missing)}" if missing else ""
+        more = f" and {len(missing) - 1} more that the hooks need" if missing[1:] else ""
+        off = f"SGLang {version} lacks {missing[0]}{more}" if missing else ""
         parts = access.Parts(lambda: scheduler, None, None) if missing else _parts()
         pilot = Pilot(scheduler, parts, off=off)
         if pilot.off:
