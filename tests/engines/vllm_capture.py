@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.background import background
-from engines.process import ROOT, install_checkout
+from engines.process import ROOT, EngineError, install_checkout
 from engines.vllm_cpu import VllmServer
 from servoscope.exporters.records import Outcome, RequestRecord
 from servoscope.exporters.vllm.knobs import KnobClient, find_knob_sockets
@@ -75,10 +75,16 @@ def _load(server: VllmServer, size: int = 36) -> list[Observed]:
 
 
 def capture(home: Path, model: Path, out: Path) -> tuple[str, dict[str, int]]:
-    """The release that runs in ``home``, its files written below ``out``, and what clients saw."""
+    """The release that runs in ``home``, its files written below ``out``, and what clients saw.
+
+    Raises EngineError when it does not start, or serves nothing.
+    """
     with InstalledServer(home, model, plugin=False, kind="installed") as server:
         version = str(server.get_json("/version")["version"])
         observed = _load(server)
+        if not any(o.outcome is Outcome.LENGTH for o in observed):
+            tail = server.log_tail(8000)
+            raise EngineError(f"no request was served: {outcomes(observed)}\n{tail}")
         directory = out / version.partition("+")[0]
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -170,8 +176,10 @@ def differences(observed: list[Observed], records: list[RequestRecord]) -> Itera
         ours: tuple[Any, ...] = (record.outcome.value, record.streaming)
         theirs: tuple[Any, ...] = (seen.outcome.value, seen.streaming)
         if seen.outcome is not Outcome.CLIENT_DISCONNECT:
-            ours += (record.prompt_tokens, record.output_tokens, record.cached_tokens or None)
-            theirs += (seen.prompt_tokens, seen.output_tokens, seen.cached_tokens or None)
+            ours += (record.prompt_tokens, record.output_tokens)
+            theirs += (seen.prompt_tokens, seen.output_tokens)
+            if seen.cached_tokens is not None:  # 0.9 says it of chats only
+                ours, theirs = (*ours, record.cached_tokens), (*theirs, seen.cached_tokens)
         if ours != theirs:
             yield f"{seen.request_id}: {ours}, the client has {theirs}"
 
