@@ -223,7 +223,7 @@ def test_whatever_class_vllm_picks_is_wrapped_once() -> None:
     custom = Config(scheduler_cls=fakes.OldScheduler).get_scheduler_cls()
     assert issubclass(custom, fakes.OldScheduler)
     assert steered(custom, lambda _: None) is custom
-    assert "before 0.12" in wrap_scheduler_config(object, lambda _: None)
+    assert "before 0.11.1" in wrap_scheduler_config(object, lambda _: None)
 
 
 def test_envelope_of_engines_that_must_not_be_tuned() -> None:

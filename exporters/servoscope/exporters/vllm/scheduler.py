@@ -1,8 +1,9 @@
 """Knobs inside vLLM's scheduler: whatever scheduler class vLLM picked is subclassed.
 
-Works by ``SchedulerConfig.get_scheduler_cls`` (vLLM 0.12 and later), so Scheduler, AsyncScheduler
-and ``--scheduler-cls`` classes all pass through here and vLLM's own choice stays (naming a plain
-class with --scheduler-cls would switch asynchronous scheduling off).
+Works by ``SchedulerConfig.get_scheduler_cls`` (vLLM 0.11.1 and later; early_releases.py does it for
+those before), so Scheduler, AsyncScheduler and ``--scheduler-cls`` classes all pass through here and
+vLLM's own choice stays (naming a plain class with --scheduler-cls would switch asynchronous
+scheduling off).
 
 Changes apply at a step boundary, and in ``add_request`` too: an engine that idles makes no step,
 and the first request must already see them. ``schedule`` may take any arguments
@@ -278,7 +279,7 @@ def wrap_scheduler_config(config_class: Any, serve: Callable[[Pilot], None]) -> 
     """Make ``config_class.get_scheduler_cls`` answer a steered class. Returns why not, or ''."""
     original = getattr(config_class, "get_scheduler_cls", None)
     if original is None:
-        return "SchedulerConfig.get_scheduler_cls is not there (vLLM before 0.12)"
+        return "SchedulerConfig.get_scheduler_cls is not there (vLLM before 0.11.1)"
     if getattr(original, "servoscope", False):
         return ""  # plug-ins are loaded in every process, sometimes twice
 
