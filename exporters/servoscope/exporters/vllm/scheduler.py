@@ -1,7 +1,7 @@
 """Knobs inside vLLM's scheduler: whatever scheduler class vLLM picked is subclassed.
 
 Works by ``SchedulerConfig.get_scheduler_cls`` (vLLM 0.11.1 and later; early_releases.py does it for
-those before), so Scheduler, AsyncScheduler and ``--scheduler-cls`` classes all pass through here and
+those before), so Scheduler, AsyncScheduler and ``--scheduler-cls`` classes all pass here and
 vLLM's own choice stays (naming a plain class with --scheduler-cls would switch asynchronous
 scheduling off).
 
