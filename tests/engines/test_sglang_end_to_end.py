@@ -24,6 +24,9 @@ from servoscope.lab.request import Observed, PlannedRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 REQUESTS = 200
+#: SGLang's HTTP process parses and answers on one core, and its clock starts after parsing: with
+#: more requests at once that wait is what is measured, not the engine.
+CONCURRENCY = 4
 TYPES = {"chat", "summarise", "generate", "rag"}
 WORKING = ("ok", "idle")
 CONFIG = "sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1, tap: off%s}\n"
@@ -91,7 +94,7 @@ def agreed(
     for seed in seeds:
         if rounds[-1].agree():
             break
-        more = run(product.engine_url, labelled(plan(60, seed=seed)))
+        more = run(product.engine_url, labelled(plan(60, seed=seed)), CONCURRENCY)
         rounds.append(Medians.of(records(product, seed=seed), more))
     return rounds
 
@@ -122,7 +125,7 @@ def test_the_request_file_gives_the_clients_numbers(
         hit0, asked0 = counter(engine, tokens, mode="device_hit"), counter(engine, tokens)
         wait0 = counter(engine, "sglang:queue_time_seconds_sum")
 
-        seen = run(engine.url, labelled(plan(REQUESTS, seed=3)))
+        seen = run(engine.url, labelled(plan(REQUESTS, seed=3)), CONCURRENCY)
         assert {o.outcome for o in seen} <= {Outcome.COMPLETED, Outcome.LENGTH}
         wait_for(lambda: gained("requests_total") >= REQUESTS, 60)
         wait_for_scrape(engine, product)
@@ -206,7 +209,7 @@ def test_spans_alone_give_the_engines_numbers(
         wait_for_scrape(engine, product)
         gained = gains(product)
         wait0 = counter(engine, "sglang:queue_time_seconds_sum")
-        seen = run(engine.url, labelled(plan(60, seed=41)))
+        seen = run(engine.url, labelled(plan(60, seed=41)), CONCURRENCY)
         wait_for(lambda: gained("requests_total") >= 60, 30)
         time.sleep(2)
         assert gained("requests_total", source="otlp") == gained("requests_total") == 60
@@ -235,7 +238,7 @@ def test_the_tap_gives_the_clients_numbers(engine: SglangServer, tmp_path: Path)
     ) as product:
         assert product.source_states()["tap"] in WORKING
         gained = gains(product)
-        seen = run(engine.url, plan(60, seed=51))
+        seen = run(engine.url, labelled(plan(60, seed=51)), CONCURRENCY)
         wait_for(lambda: gained("requests_total") >= 60, 30)
         time.sleep(2)
         assert gained("requests_total", source="tap") == gained("requests_total") == 60
@@ -244,6 +247,6 @@ def test_the_tap_gives_the_clients_numbers(engine: SglangServer, tmp_path: Path)
         assert gained("cached_tokens_sum") == sum(o.cached_tokens or 0 for o in seen)
         rows = records(product, seed=51)
         assert {r["request_type"] for r in rows} == TYPES
-        medians = Medians.of(rows, seen)
-        print(f"\ntap: {medians}")
-        assert medians.agree()
+        rounds = agreed(product, rows, seen, (52, 53))
+        print("\n" + "\n".join(f"tap, round {n}: {one}" for n, one in enumerate(rounds)))
+        assert rounds[-1].agree()
