@@ -95,7 +95,6 @@ def capture(home: Path, model: Path, out: Path) -> tuple[str, dict[str, int]]:
 
         write("metrics.txt", server.get_text("/metrics"))
         write("version.json", json.dumps(server.get_json("/version")))
-        write("v1_models.json", json.dumps(server.get_json("/v1/models"), indent=1))
     return version, outcomes(observed)
 
 
