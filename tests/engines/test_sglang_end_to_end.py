@@ -18,8 +18,9 @@ import pytest
 from engines.process import free_port
 from engines.product import Product, Series, fetch, wait_for
 from engines.sglang_cpu import SglangServer
-from engines.truth import Medians, close, plan, records, run
+from engines.truth import Medians, close, records, run
 from servoscope.exporters.records import Outcome
+from servoscope.lab.plan import mixed_plan
 from servoscope.lab.request import Observed, PlannedRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -49,6 +50,14 @@ def engine(otlp_port: int) -> Iterator[SglangServer]:
     ) as server:  # fmt: skip
         run(server.url, plan(16, seed=1))  # kernels, allocator
         yield server
+
+
+def plan(count: int, seed: int) -> list[PlannedRequest]:
+    """Four types with shared prefixes, as text: lists of token ids take SGLang's HTTP server
+    milliseconds to check, before its clock starts."""
+    return mixed_plan(
+        count, seed=seed, model="tiny", characters_per_token=1.5, request_id_prefix=f"e2e{seed}"
+    )
 
 
 def product_of(home: Path, engine: SglangServer, settings: str) -> Product:
