@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from servoscope.exporters.vllm.lifecycle import Lifecycle
 from servoscope.exporters.vllm.line_server import LineServer
 from servoscope.exporters.vllm.stats_buffer import RecordBuffer
 from servoscope.exporters.vllm.stats_feed import StatsHandler
@@ -66,10 +67,8 @@ class Engine(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-class Life:
-    """Requests in flight, as the plug-in lists them."""
-
-    lost = beams = rejected = 0
+class Life(Lifecycle):
+    """The plug-in's own, with sixteen open requests that never end."""
 
     def __len__(self) -> int:
         return 16
@@ -180,7 +179,8 @@ def main() -> int:
         engine = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
         threading.Thread(target=engine.serve_forever, daemon=True).start()
         buffer = RecordBuffer()
-        handler = StatsHandler(buffer, Life(), Hooks(), hello)  # type: ignore[arg-type]
+        life = Life(lambda _: None)
+        handler = StatsHandler(buffer, life, Hooks(), hello)  # type: ignore[arg-type]
         feed = LineServer(home / "run" / f"stats-{os.getpid()}.sock", handler)
         feed.start()
         engine_url = f"http://127.0.0.1:{engine.server_address[1]}"
@@ -205,6 +205,11 @@ def main() -> int:
         f"\n{counted:.0f} requests counted in {options.seconds:g} s; "
         f"{(loaded[0] - idle[0]) / options.rate * 1e4:.0f} us of CPU a request above idle"
     )
+    if counted < 0.9 * options.rate * options.seconds:
+        print(
+            "the sidecar did not count what was offered: the figures say nothing", file=sys.stderr
+        )
+        return 1
     return 0
 
 
