@@ -15,12 +15,16 @@ Rules
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from servoscope.exporters.vllm.knob_state import MAX_WINDOW_SECONDS, Bound, KnobRefusedError
+from servoscope.exporters.vllm.knob_state import (
+    MAX_WINDOW_SECONDS,
+    Bound,
+    KnobRefusedError,
+    knob_number,
+)
 
 __all__ = ["KNOB_UNITS", "MAX_INTERVAL", "KnobEnvelope", "KnobSet"]
 
@@ -104,14 +108,7 @@ class KnobEnvelope:
         return self._together(current, replace(current, **accepted), accepted)
 
     def _checked(self, name: str, value: object, bound: Bound) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise KnobRefusedError(name, value, "not a number")
-        if not math.isfinite(value):
-            raise KnobRefusedError(name, value, "not a finite number")
-        whole = name != "batch_window_seconds"
-        if whole and value != int(value):
-            raise KnobRefusedError(name, value, "not a whole number")
-        number = int(value) if whole else float(value)
+        number = knob_number(name, value)
         if number == getattr(self.boot, name):
             return number  # the boot value is always allowed, also of a knob that is refused
         if bound.why:

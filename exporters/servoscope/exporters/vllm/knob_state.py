@@ -32,6 +32,7 @@ __all__ = [
     "KnobValues",
     "LeaseError",
     "Target",
+    "knob_number",
 ]
 
 MAX_LEASE_SECONDS = 30.0
@@ -128,14 +129,7 @@ class Envelope:
         return replace(current, **accepted)
 
     def _checked(self, name: str, value: object, bound: Bound, running: int) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise KnobRefusedError(name, value, "not a number")
-        if not math.isfinite(value):
-            raise KnobRefusedError(name, value, "not a finite number")
-        whole = name != "batch_window_seconds"
-        if whole and value != int(value):
-            raise KnobRefusedError(name, value, "not a whole number")
-        number = int(value) if whole else float(value)
+        number = knob_number(name, value)
         if number == getattr(self.boot, name):
             return number  # the boot value is always allowed, also of a knob that is refused
         if bound.why:
@@ -185,6 +179,22 @@ class _Lease:
     owner: str
     ttl_seconds: float
     deadline: float
+
+
+def knob_number(name: str, value: object) -> float:
+    """``value`` as the number that knob ``name`` takes: whole, but for the window's seconds.
+
+    Raises KnobRefusedError for what is no finite number, or not whole where it must be.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise KnobRefusedError(name, value, "not a number")
+    if not math.isfinite(value):
+        raise KnobRefusedError(name, value, "not a finite number")
+    if name == "batch_window_seconds":
+        return float(value)
+    if value != int(value):
+        raise KnobRefusedError(name, value, "not a whole number")
+    return int(value)
 
 
 class KnobLaw:
