@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from servoscope.exporters.records import Knob, KnobMode
+from servoscope.exporters.records import Knob
 from servoscope.exporters.sglang.knob_set import KNOB_UNITS
 from servoscope.exporters.vllm.hello import ProtocolError
+from servoscope.exporters.vllm.knob_reading import knob_over_ranks
 from servoscope.exporters.vllm.knobs import KnobClient, KnobGroup, KnobRefused, KnobState
 
 __all__ = ["RESTART_FLAGS", "SglangKnobGroup", "describe", "why_none"]
@@ -211,34 +212,13 @@ def describe(states: Sequence[KnobState]) -> list[Knob]:
 
 
 def _knob(name: str, unit: str, states: Sequence[KnobState]) -> Knob:
-    ranks = [s.knobs[name] for s in states if name in s.knobs]
-    off = next((s.off for s in states if s.off), "")
-    if not ranks or off:
-        flag = RESTART_FLAGS.get(name)
-        return Knob(
-            name=name,
-            mode=KnobMode.RESTART if flag else KnobMode.OBSERVE,
-            unit=unit,
-            value=None,
-            boot_value=None,
-            minimum=None,
-            maximum=None,
-            why=(off or "the engine has no plug-in that steers it")
-            + (f"; restart with {flag}" if flag else ""),
-        )
-    refused = next((r.why for r in ranks if r.why), "")
-    values = sorted({r.value for r in ranks})
-    differ = f"ranks differ: {', '.join(f'{v:g}' for v in values)}" if len(values) > 1 else ""
-    boot = min(r.boot for r in ranks)
-    return Knob(
-        name=name,
-        mode=KnobMode.OBSERVE if refused else KnobMode.LIVE,
-        unit=unit,
-        value=values[0] if len(values) == 1 else None,
-        boot_value=boot,
-        minimum=max(r.minimum for r in ranks),
-        maximum=min(r.maximum for r in ranks),
-        why=refused or differ or _explained(name, boot),
+    return knob_over_ranks(
+        name,
+        unit,
+        states,
+        flag=RESTART_FLAGS.get(name),
+        without="the engine has no plug-in that steers it",
+        live=lambda boot: _explained(name, boot),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,14 @@ from servoscope.exporters.records import Knob, KnobMode
 from servoscope.exporters.vllm.hello import ProtocolError
 from servoscope.exporters.vllm.knob_state import KNOB_UNITS
 
-__all__ = ["RESTART_FLAGS", "KnobState", "RankKnob", "describe", "state_from_message"]
+__all__ = [
+    "RESTART_FLAGS",
+    "KnobState",
+    "RankKnob",
+    "describe",
+    "knob_over_ranks",
+    "state_from_message",
+]
 
 #: How each knob is set when the engine has to be restarted for it.
 RESTART_FLAGS: Mapping[str, str] = MappingProxyType(
@@ -110,10 +117,33 @@ def describe(states: Sequence[KnobState]) -> list[Knob]:
 
 
 def _knob(name: str, unit: str, states: Sequence[KnobState]) -> Knob:
+    return knob_over_ranks(
+        name,
+        unit,
+        states,
+        flag=RESTART_FLAGS.get(name),
+        without=NOT_WRAPPED,
+        live=lambda boot: f"boot value {boot:g} is the ceiling",
+    )
+
+
+def knob_over_ranks(
+    name: str,
+    unit: str,
+    states: Sequence[KnobState],
+    *,
+    flag: str | None,
+    without: str,
+    live: Callable[[float], str],
+) -> Knob:
+    """One knob of any engine as its ranks tell it.
+
+    ``flag`` changes it by a restart, ``without`` says why no rank steers it, ``live`` what there
+    is to know of one that can be set, from its boot value.
+    """
     ranks = [s.knobs[name] for s in states if name in s.knobs]
     off = next((s.off for s in states if s.off), "")
     if not ranks or off:
-        flag = RESTART_FLAGS.get(name)
         return Knob(
             name=name,
             mode=KnobMode.RESTART if flag else KnobMode.OBSERVE,
@@ -122,20 +152,19 @@ def _knob(name: str, unit: str, states: Sequence[KnobState]) -> Knob:
             boot_value=None,
             minimum=None,
             maximum=None,
-            why=(off or NOT_WRAPPED) + (f"; restart with {flag}" if flag else ""),
+            why=(off or without) + (f"; restart with {flag}" if flag else ""),
         )
-    why = next((r.why for r in ranks if r.why), "")
-    values = {r.value for r in ranks}
-    if len(values) > 1:
-        why = why or f"ranks differ: {', '.join(f'{v:g}' for v in sorted(values))}"
-    refused = any(r.why for r in ranks)
+    refused = next((r.why for r in ranks if r.why), "")
+    values = sorted({r.value for r in ranks})
+    differ = f"ranks differ: {', '.join(f'{v:g}' for v in values)}" if len(values) > 1 else ""
+    boot = min(r.boot for r in ranks)
     return Knob(
         name=name,
         mode=KnobMode.OBSERVE if refused else KnobMode.LIVE,
         unit=unit,
-        value=values.pop() if len(values) == 1 else None,
-        boot_value=min(r.boot for r in ranks),
+        value=values[0] if len(values) == 1 else None,
+        boot_value=boot,
         minimum=max(r.minimum for r in ranks),
         maximum=min(r.maximum for r in ranks),
-        why=why or f"boot value {min(r.boot for r in ranks):g} is the ceiling",
+        why=refused or differ or live(boot),
     )
