@@ -51,13 +51,16 @@ async def main():
         running = asyncio.ensure_future(pusher.run())
         made = 0
         while line := await asyncio.to_thread(sys.stdin.readline):
-            for _ in range(int(line)):
-                pusher.offer(RequestRecord(request_id=f"{epoch}-{made}", source=Source.PLUGIN,
-                    outcome=Outcome.COMPLETED, finished_unix_seconds=time.time()))
-                made += 1
-            while thread.spool.results["written"] < made:
-                await asyncio.sleep(0.001)
-            print("kept", flush=True)
+            left = int(line)
+            while left:
+                for _ in range(part := min(left, 100)):  # 15 batches: the spool's queue takes 64
+                    pusher.offer(RequestRecord(request_id=f"{epoch}-{made}", source=Source.PLUGIN,
+                        outcome=Outcome.COMPLETED, finished_unix_seconds=time.time()))
+                    made += 1
+                left -= part
+                while sum(thread.results[w] for w in ("written", "slow", "full", "failed")) < made:
+                    await asyncio.sleep(0.001)
+            print("kept" if thread.results["written"] == made else thread.results, flush=True)
 
 asyncio.run(main())
 """
@@ -77,7 +80,8 @@ class Sender:
         assert self.process.stdout is not None
         self.process.stdin.write(f"{records}\n")
         self.process.stdin.flush()
-        assert (await asyncio.to_thread(self.process.stdout.readline)).strip() == "kept"
+        line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 60)
+        assert line.strip() == "kept"
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
