@@ -7,9 +7,9 @@ A client's own time to first token is longer by both. So the ASGI application's 
 wrapped (FastAPI's; Starlette's where FastAPI has none of its own; both found in sys.modules,
 nothing is imported), and of a POST are noted
 
-- the wall clock at the last message of the body, the path and two headers. They are left in a
-  context variable that the request's task and its child tasks see when they register with the
-  engine;
+- the wall clock at the last message of the body, less the time its bytes lay in the socket where
+  that is known (socket_wait), the path and two headers. They are left in a context variable that
+  the request's task and its child tasks see when they register with the engine;
 - the wall clock at the first body message of the answer that is sent after one of the POST's
   engine requests had its first output, just before the server gets it. What is sent earlier
   (``created`` events, keep-alives) carries no token.
@@ -29,6 +29,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from servoscope.exporters.vllm.socket_wait import seconds_in_socket
 
 if TYPE_CHECKING:
     from servoscope.exporters.vllm.hooks import Hooks
@@ -179,7 +181,7 @@ def _noting(
         if exchange.received is None:
             try:
                 if message["type"] == "http.request" and not message.get("more_body", False):
-                    exchange.received = clock()
+                    exchange.received = clock() - seconds_in_socket(receive)
             except Exception as error:
                 hooks.fault(error)
         return message

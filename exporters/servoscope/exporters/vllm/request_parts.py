@@ -1,8 +1,9 @@
 """From vLLM's request states to one message a HTTP request. Pure; no prompt or answer text.
 
 Definitions (vLLM 0.9 to 0.33; same clocks as vLLM's own histograms)
-- received: wall clock of the API server when it had the HTTP request in full (http_exchange);
-  where that is not known, ``arrival_time``, when it began to render the prompt (before
+- received: wall clock when the last bytes of the HTTP request came to the API server's socket, or,
+  where the socket does not tell, when the API server had read them (http_exchange, socket_wait);
+  where neither is known, ``arrival_time``, when it began to render the prompt (before
   tokenisation).
 - time to first token: received to the API server handling the first output (arrival_time +
   first_token_latency); of a streamed answer to the send of its first chunk, where that is known
