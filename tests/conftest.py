@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # No test may fail because the machine was busy.
@@ -14,3 +19,34 @@ settings.load_profile("untimed")
 # that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: Fewer tests than this give no time to build an engine's environment in.
+_WORTH_A_BUILD = 500
+_TESTS = Path(__file__).parent
+_BUILD = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real engines come last: their environments are built while the others run."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is not None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to build them."""
+    others = sum(item.get_closest_marker("engine") is None for item in session.items)
+    if session.config.option.collectonly or not _WORTH_A_BUILD <= others < len(session.items):
+        return
+    session.config.stash[_BUILD] = subprocess.Popen(
+        [sys.executable, "-m", "engines.ready_made"],
+        env={**os.environ, "PYTHONPATH": str(_TESTS)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """It ends with the suite, however that ends."""
+    build = session.config.stash.get(_BUILD, None)
+    if build is not None and build.poll() is None:
+        os.killpg(build.pid, signal.SIGTERM)
+        build.wait(timeout=30)
