@@ -31,15 +31,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from engines.vllm_cpu import VllmServer
 from exporters.vllm import fakes
+from servoscope.exporters.knobs.client import KnobClient, find_knob_sockets
+from servoscope.exporters.knobs.reading import KnobState
+from servoscope.exporters.plugin.lines import LineDecoder, encode_line
+from servoscope.exporters.plugin.record_buffer import RecordBuffer
+from servoscope.exporters.plugin.sockets import connect
 from servoscope.exporters.vllm.hooks import Hooks, install
 from servoscope.exporters.vllm.http_exchange import watch_http
-from servoscope.exporters.vllm.knobs import KnobClient, KnobState, find_knob_sockets
 from servoscope.exporters.vllm.lifecycle import Lifecycle
-from servoscope.exporters.vllm.lines import LineDecoder, encode_line
 from servoscope.exporters.vllm.requests import find_stats_sockets
 from servoscope.exporters.vllm.scheduler import steered
-from servoscope.exporters.vllm.sockets import connect
-from servoscope.exporters.vllm.stats_buffer import RecordBuffer
 from servoscope.lab.client import PlannedRequest, run_closed
 
 ROUNDS = 20_000

@@ -28,9 +28,9 @@ from typing import Any
 
 import psutil
 
+from servoscope.exporters.plugin.line_server import LineServer
+from servoscope.exporters.plugin.record_buffer import RecordBuffer
 from servoscope.exporters.vllm.lifecycle import Lifecycle
-from servoscope.exporters.vllm.line_server import LineServer
-from servoscope.exporters.vllm.stats_buffer import RecordBuffer
 from servoscope.exporters.vllm.stats_feed import StatsHandler
 
 ROOT = Path(__file__).resolve().parents[1]

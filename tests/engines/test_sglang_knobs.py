@@ -21,9 +21,10 @@ import pytest
 from engines.background import background
 from engines.product import Product, wait_for
 from engines.sglang_cpu import SglangServer
+from servoscope.exporters.knobs.client import KnobClient, KnobRefused, find_knob_sockets
+from servoscope.exporters.knobs.reading import KnobState
 from servoscope.exporters.records import Outcome
 from servoscope.exporters.sglang.knobs import SglangKnobGroup
-from servoscope.exporters.vllm.knobs import KnobClient, KnobRefused, KnobState, find_knob_sockets
 from servoscope.lab.client import Observed, PlannedRequest, run_closed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]

@@ -27,13 +27,9 @@ from engines.knob_session import load, long_prompts
 from engines.product import Product, wait_for
 from engines.truth import Medians
 from engines.vllm_cpu import VllmServer
+from servoscope.exporters.knobs.client import KnobClient, KnobRefused, find_knob_sockets
+from servoscope.exporters.knobs.reading import KnobState
 from servoscope.exporters.records import Outcome, Phase, RequestRecord
-from servoscope.exporters.vllm.knobs import (
-    KnobClient,
-    KnobRefused,
-    KnobState,
-    find_knob_sockets,
-)
 from servoscope.exporters.vllm.requests import StatsClient, find_stats_sockets
 from servoscope.lab.client import CHAT, COMPLETIONS, Observed, PlannedRequest, run_closed, run_open
 
@@ -291,7 +287,7 @@ async def test_a_sidecar_that_was_away_misses_nothing(server: VllmServer) -> Non
 
 HOLDER = """
 import asyncio, pathlib, sys
-from servoscope.exporters.vllm.knobs import KnobClient
+from servoscope.exporters.knobs.client import KnobClient
 async def main():
     client = await KnobClient.connect(pathlib.Path(sys.argv[1]))
     await client.lease("killed", 5.0)

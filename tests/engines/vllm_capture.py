@@ -24,8 +24,8 @@ from typing import Any
 from engines.background import background
 from engines.process import ROOT, EngineError, install_checkout
 from engines.vllm_cpu import VllmServer
+from servoscope.exporters.knobs.client import KnobClient, find_knob_sockets
 from servoscope.exporters.records import Outcome, RequestRecord
-from servoscope.exporters.vllm.knobs import KnobClient, find_knob_sockets
 from servoscope.exporters.vllm.requests import StatsClient, find_stats_sockets
 from servoscope.lab.client import CHAT, COMPLETIONS, Observed, PlannedRequest, run_closed
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from servoscope.exporters.hosts import known_hosts
+from servoscope.exporters.knobs.client import find_knob_sockets
 from servoscope.exporters.paths import run_dir, state_dir
 from servoscope.exporters.records import Source
-from servoscope.exporters.vllm.knobs import find_knob_sockets
 from servoscope.sidecar.api import server
 from servoscope.sidecar.api.control_api import ControlApi
 from servoscope.sidecar.api.guard import HostGuard

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 
 from exporters.sglang import engine_fakes as fakes
+from servoscope.exporters.plugin.line_server import LineServer
 from servoscope.exporters.sglang import plugin
 from servoscope.exporters.sglang import scheduler_access as access
-from servoscope.exporters.vllm.line_server import LineServer
 
 
 class HookType(enum.Enum):

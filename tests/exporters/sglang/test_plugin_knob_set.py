@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servoscope.exporters.knobs.bounds import KnobRefusedError
 from servoscope.exporters.sglang.knob_set import KNOB_UNITS, KnobEnvelope, KnobSet
-from servoscope.exporters.vllm.knob_state import KnobRefusedError
 
 BOOT = KnobSet(2048, 0, 0, 16)
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters.sglang import engine_fakes as fakes
+from servoscope.exporters.knobs.bounds import KnobRefusedError
 from servoscope.exporters.sglang.messages import KnobChange, KnobHold
 from servoscope.exporters.sglang.scheduler_access import arrivals, batch_tokens, read_envelope
 from servoscope.exporters.sglang.steering import MAX_FAULTS, Pilot
-from servoscope.exporters.vllm.knob_state import KnobRefusedError
 
 
 def turn(group: fakes.Group, ttl: float = 30, **values: float) -> None:

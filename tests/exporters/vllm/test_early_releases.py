@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from exporters.vllm import fakes
+from servoscope.exporters.plugin.line_server import LineServer
+from servoscope.exporters.plugin.sockets import connect
 from servoscope.exporters.vllm import early_releases, plugin, stats_feed
 from servoscope.exporters.vllm.hooks import Hooks, install
 from servoscope.exporters.vllm.lifecycle import Lifecycle
-from servoscope.exporters.vllm.line_server import LineServer
-from servoscope.exporters.vllm.sockets import connect
 
 
 class Stats092:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from exporters.vllm import fakes
 from exporters.vllm.web import DISCONNECT, Web, body, nothing, post, read
-from servoscope.exporters.vllm.hello import Hello
+from servoscope.exporters.plugin.hello import Hello
 from servoscope.exporters.vllm.hooks import MAX_FAULTS, Hooks
 from servoscope.exporters.vllm.http_exchange import (
     MAX_TEXT,

@@ -13,19 +13,14 @@ from hypothesis import strategies as st
 
 from engines.background import background
 from exporters.vllm import fakes
+from servoscope.exporters.knobs.client import KnobClient, KnobRefused, find_knob_sockets
+from servoscope.exporters.knobs.group import KnobGroup
+from servoscope.exporters.knobs.reading import KnobState, state_from_message
+from servoscope.exporters.plugin.hello import ProtocolError
+from servoscope.exporters.plugin.line_server import LineServer
 from servoscope.exporters.records import KnobMode
 from servoscope.exporters.vllm.knob_server import KnobHandler
-from servoscope.exporters.vllm.knobs import (
-    KnobClient,
-    KnobGroup,
-    KnobRefused,
-    KnobState,
-    describe,
-    find_knob_sockets,
-    state_from_message,
-)
-from servoscope.exporters.vllm.line_server import LineServer
-from servoscope.exporters.vllm.requests import ProtocolError
+from servoscope.exporters.vllm.knobs import describe
 from servoscope.exporters.vllm.scheduler import Pilot, steered
 
 

@@ -12,31 +12,39 @@ from typing import Any
 import pytest
 
 from exporters.vllm import fakes
+from servoscope.exporters.plugin.line_server import LineServer
+from servoscope.exporters.plugin.sockets import connect
 from servoscope.exporters.vllm import plugin, stats_feed
-from servoscope.exporters.vllm.line_server import LineServer
-from servoscope.exporters.vllm.sockets import connect
 
 ROOT = Path(__file__).resolve().parents[3]
 
 IN_ENGINE = (
-    "plugin",
-    "delivery",
-    "early_releases",
-    "facts",
-    "hooks",
-    "http_exchange",
-    "knob_server",
-    "knob_state",
-    "lifecycle",
-    "line_server",
-    "lines",
-    "open_requests",
-    "request_parts",
-    "scheduler",
-    "sockets",
-    "stats_buffer",
-    "stats_feed",
-    "step_counters",
+    "paths",
+    "plausibility",
+    "records",
+    "knobs.bounds",
+    "knobs.law",
+    "knobs.step_counters",
+    "knobs.window",
+    "plugin.facts",
+    "plugin.line_server",
+    "plugin.lines",
+    "plugin.record_buffer",
+    "plugin.sockets",
+    "vllm.delivery",
+    "vllm.early_releases",
+    "vllm.facts",
+    "vllm.hooks",
+    "vllm.http_exchange",
+    "vllm.knob_server",
+    "vllm.knob_set",
+    "vllm.lifecycle",
+    "vllm.open_requests",
+    "vllm.plugin",
+    "vllm.request_parts",
+    "vllm.scheduler",
+    "vllm.socket_wait",
+    "vllm.stats_feed",
 )
 
 ISOLATED = """
@@ -44,7 +52,7 @@ import sys
 sys.path[:] = [p for p in sys.path if "site-packages" not in p] + [{root!r}]
 import importlib
 for name in {names!r}:
-    importlib.import_module("servoscope.exporters.vllm." + name)
+    importlib.import_module("servoscope.exporters." + name)
 own = sys.stdlib_module_names | {{"servoscope", "__main__"}}
 print(sorted({{name.split(".")[0] for name in sys.modules}} - own))
 print(sorted(m for m in sys.modules if m.startswith("servoscope.")))
@@ -63,15 +71,13 @@ def isolated(names: tuple[str, ...]) -> list[str]:
 def test_what_is_loaded_in_the_engine_needs_the_standard_library_only() -> None:
     foreign, ours = isolated(IN_ENGINE)
     assert foreign == "[]"
-    folder = ROOT / "exporters" / "servoscope" / "exporters" / "vllm"
-    loaded = {m.rpartition(".")[2] for m in eval(ours) if ".vllm." in m}
-    assert loaded == set(IN_ENGINE)
-    for name in IN_ENGINE:
-        assert (folder / f"{name}.py").exists()
+    packages = {"knobs", "plugin", "vllm"}
+    loaded = {m.removeprefix("servoscope.exporters.") for m in eval(ours)}
+    assert loaded - packages == {"servoscope.exporters", *IN_ENGINE}
 
 
 def test_the_entry_point_module_itself_imports_nothing_of_ours() -> None:
-    _, ours = isolated(("plugin",))
+    _, ours = isolated(("vllm.plugin",))
     assert eval(ours) == [
         "servoscope.exporters",
         "servoscope.exporters.vllm",

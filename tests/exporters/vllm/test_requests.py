@@ -13,20 +13,18 @@ from hypothesis import strategies as st
 
 from engines.background import background
 from exporters.vllm import fakes
+from servoscope.exporters.plugin.hello import Hello, ProtocolError, hello_from_message
+from servoscope.exporters.plugin.line_server import Connection, LineServer
+from servoscope.exporters.plugin.sockets import connect
 from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.vllm import stats_feed
 from servoscope.exporters.vllm.lifecycle import MAX_LISTED
-from servoscope.exporters.vllm.line_server import Connection, LineServer
 from servoscope.exporters.vllm.requests import (
     MAX_OPEN,
-    Hello,
-    ProtocolError,
     StatsClient,
     find_stats_sockets,
-    hello_from_message,
     record_from_message,
 )
-from servoscope.exporters.vllm.sockets import connect
 from servoscope.exporters.vllm.stats_feed import StatsFeed, StatsHandler, observe
 
 HELLO = Hello(

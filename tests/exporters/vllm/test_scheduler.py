@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from exporters.vllm import fakes
+from servoscope.exporters.knobs.step_counters import StepCounters
 from servoscope.exporters.vllm.scheduler import (
     MAX_FAULTS,
     Pilot,
@@ -13,7 +14,6 @@ from servoscope.exporters.vllm.scheduler import (
     steered,
     wrap_scheduler_config,
 )
-from servoscope.exporters.vllm.step_counters import StepCounters
 
 
 def made(base: type = fakes.Scheduler, **config: Any) -> tuple[Any, Pilot]:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from engines.background import background
+from servoscope.exporters.knobs.client import KnobRefused
+from servoscope.exporters.knobs.reading import KnobState, RankKnob
 from servoscope.exporters.records import KnobMode
-from servoscope.exporters.vllm.knobs import KnobRefused, KnobState, RankKnob
 from servoscope.sidecar.config import ControlConfig
 from servoscope.sidecar.control.audit import AuditLog
 from servoscope.sidecar.control.knobs import ControlError, KnobControl

@@ -11,17 +11,17 @@ the values that the scheduler of this rank uses now.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from servoscope.exporters.knobs.bounds import KnobRefusedError
+from servoscope.exporters.knobs.law import LeaseError
+from servoscope.exporters.plugin import facts
+from servoscope.exporters.plugin.line_server import Connection, LineServer
 from servoscope.exporters.sglang.knob_set import KNOB_UNITS, KnobSet
 from servoscope.exporters.sglang.steering import Pilot
-from servoscope.exporters.vllm import facts
-from servoscope.exporters.vllm.knob_state import KnobRefusedError, LeaseError
-from servoscope.exporters.vllm.line_server import Connection, LineServer
 
 __all__ = ["KnobHandler", "serve_knobs", "socket_name"]
 
@@ -40,14 +40,14 @@ class KnobHandler:
         """Who this is: engine, rank, boot values."""
         pilot, place = self._pilot, self._pilot.place
         boot = {} if pilot.off else pilot.envelope.boot.as_json()
-        said = facts.hello(
-            None,
+        return facts.hello(
+            "sglang",
             boot_values={**boot, "tp_rank": place.tp_rank, "tp_size": place.tp_size},
             missing=[],
             rank=place.dp_rank,
+            off=pilot.off,
+            model_names=[],
         )
-        version = str(getattr(sys.modules.get("sglang"), "__version__", "unknown"))
-        return {**said, "engine": "sglang", "engine_version": version, "off": pilot.off}
 
     def received(self, connection: Connection, message: dict[str, Any]) -> None:
         """One request; exactly one answer."""
@@ -101,7 +101,7 @@ class KnobHandler:
             if not isinstance(values, dict) or not values:
                 return {"type": "error", "why": "values: an object of knob names and numbers"}
             law.set(owner, values, now, 0)
-            return {"type": "set", "applied": self._pilot.target.as_json()}
+            return {"type": "set", "applied": law.asked(now).as_json()}
         return {"type": "error", "why": f"unknown op {op!r}"[:200]}
 
     def _state(self, connection: Connection, now: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The knobs of SGLang as a set: what may be set together, within what the engine was booted with.
 
-Pure: numbers in, values out. Lease and deadline are every engine's (vllm.knob_state.KnobLaw).
+Pure: numbers in, values out. Lease and deadline are every engine's (knobs.law).
 
 Rules
 1. The values at boot are ceilings where memory and graphs are sized from them (chunk, running
@@ -16,15 +16,10 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from servoscope.exporters.vllm.knob_state import (
-    MAX_WINDOW_SECONDS,
-    Bound,
-    KnobRefusedError,
-    knob_number,
-)
+from servoscope.exporters.knobs.bounds import Envelope, KnobRefusedError
+from servoscope.exporters.knobs.window import MAX_WINDOW_SECONDS
 
 __all__ = ["KNOB_UNITS", "MAX_INTERVAL", "KnobEnvelope", "KnobSet"]
 
@@ -71,18 +66,16 @@ class KnobSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnobEnvelope:
-    """What the engine was started with. ``refused`` says of a knob why this engine has it not."""
+class KnobEnvelope(Envelope[KnobSet]):
+    """What SGLang was started with."""
 
-    boot: KnobSet
     chunk_floor: int = 1
     chunk_multiple: int = 1
-    refused: Mapping[str, str] = field(default_factory=dict)
 
-    def bounds(self) -> dict[str, Bound]:
-        """Bounds of every knob."""
+    def limits(self, _running: int) -> dict[str, tuple[float, float]]:
+        """Least and largest value of every knob."""
         boot = self.boot
-        plain = {
+        return {
             "chunk_tokens": (min(self.chunk_floor, boot.chunk_tokens), boot.chunk_tokens),
             "prefill_decode_interval": (0, max(MAX_INTERVAL, boot.prefill_decode_interval)),
             "mixed_chunk": (0, 1),
@@ -90,44 +83,15 @@ class KnobEnvelope:
             "batch_window_seconds": (0.0, boot.batch_window_seconds or MAX_WINDOW_SECONDS),
             "batch_window_min_requests": (0, boot.max_running_requests),
         }
-        return {
-            name: Bound(low, high, self.refused.get(name, ""))
-            for name, (low, high) in plain.items()
-        }
 
-    def changed(
-        self, current: KnobSet, changes: Mapping[str, object], _running: int = 0
-    ) -> KnobSet:
-        """``current`` with ``changes``, all or nothing. Raises KnobRefusedError."""
-        bounds = self.bounds()
-        accepted: dict[str, Any] = {}
-        for name, value in changes.items():
-            if name not in bounds:
-                raise KnobRefusedError(name, value, f"no such knob; knobs: {', '.join(bounds)}")
-            accepted[name] = self._checked(name, value, bounds[name])
-        return self._together(current, replace(current, **accepted), accepted)
-
-    def _checked(self, name: str, value: object, bound: Bound) -> float:
-        number = knob_number(name, value)
-        if number == getattr(self.boot, name):
-            return number  # the boot value is always allowed, also of a knob that is refused
-        if bound.why:
-            raise KnobRefusedError(name, value, bound.why)
-        if number > bound.maximum:
-            at_boot = bound.maximum == getattr(self.boot, name)
-            limit = "the value at boot" if at_boot else "the cap"
-            raise KnobRefusedError(name, value, f"above {limit}, {bound.maximum:g}")
-        if number < bound.minimum:
-            raise KnobRefusedError(name, value, f"below {bound.minimum:g}")
-        if name == "chunk_tokens" and number % self.chunk_multiple:
-            lower = number - number % self.chunk_multiple
-            raise KnobRefusedError(
-                name,
-                value,
-                f"not a multiple of {self.chunk_multiple}, the page size of the KV cache:"
-                f" {max(lower, self.chunk_floor)} or {lower + self.chunk_multiple}",
-            )
-        return number
+    def _unfit(self, name: str, number: float) -> str:
+        if name != "chunk_tokens" or not number % self.chunk_multiple:
+            return ""
+        lower = int(number - number % self.chunk_multiple)
+        return (
+            f"not a multiple of {self.chunk_multiple}, the page size of the KV cache:"
+            f" {max(lower, self.chunk_floor)} or {lower + self.chunk_multiple}"
+        )
 
     def _together(self, current: KnobSet, wanted: KnobSet, asked: Mapping[str, object]) -> KnobSet:
         """Rule 3. The value it has already, asked for again (a rollback does), changes nothing."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
+from servoscope.exporters.knobs.client import KnobClient, KnobRefused
+from servoscope.exporters.knobs.group import KnobGroup, states_of
+from servoscope.exporters.knobs.reading import KnobState, described
+from servoscope.exporters.plugin.hello import ProtocolError
 from servoscope.exporters.records import Knob
 from servoscope.exporters.sglang.knob_set import KNOB_UNITS
-from servoscope.exporters.vllm.hello import ProtocolError
-from servoscope.exporters.vllm.knob_reading import knob_over_ranks
-from servoscope.exporters.vllm.knobs import KnobClient, KnobGroup, KnobRefused, KnobState
 
 __all__ = ["RESTART_FLAGS", "SglangKnobGroup", "describe", "why_none"]
 
@@ -78,8 +78,8 @@ def _rank_of(client: KnobClient) -> _Rank:
     return _Rank(client, client.hello.rank, tp_rank, tp_size)
 
 
-class SglangKnobGroup:
-    """All ranks of one server as one. Methods raise as those of KnobGroup do."""
+class SglangKnobGroup(KnobGroup):
+    """All ranks of one server as one; ``clients`` are the first ranks', which take settings."""
 
     def __init__(
         self, clients: Sequence[KnobClient], *, clock: Callable[[], float] = time.monotonic
@@ -88,18 +88,8 @@ class SglangKnobGroup:
         self._first = [rank for rank in self._ranks if rank.tp_rank == 0]
         if not self._first:
             raise ProtocolError("none of the knobs sockets is a first rank's")
-        self._leaders = KnobGroup([rank.client for rank in self._first])
+        super().__init__([rank.client for rank in self._first])
         self._clock = clock
-
-    @classmethod
-    async def connect(cls, paths: Iterable[Path]) -> SglangKnobGroup:
-        """Connect to all. Raises OSError, ProtocolError; then none stays open."""
-        group = await KnobGroup.connect(paths)
-        try:
-            return cls(group.clients)
-        except BaseException:
-            await group.aclose()
-            raise
 
     async def get(self) -> list[KnobState]:
         """One state a replica; also those of further ranks where they show other values."""
@@ -114,14 +104,6 @@ class SglangKnobGroup:
             shown.append(replace(state, off=state.off or why))
         return shown
 
-    async def lease(self, owner: str, ttl_s: float = 30.0) -> float:
-        """Lease all replicas, or none. Returns the shortest time granted."""
-        return await self._leaders.lease(owner, ttl_s)
-
-    async def renew(self) -> float:
-        """Renew all."""
-        return await self._leaders.renew()
-
     async def set(self, values: Mapping[str, float]) -> list[dict[str, float]]:
         """Set all replicas. Returns what each applied, also what went with it.
 
@@ -132,11 +114,11 @@ class SglangKnobGroup:
         if why := self._incomplete(before, None):
             raise KnobRefused(why)
         old = [
-            dict(_values(state))
+            (rank.client, _values(state))
             for rank, state in zip(self._ranks, before, strict=True)
             if rank.tp_rank == 0
         ]
-        applied = await self._leaders.set(values)
+        applied = await super().set(values)
         try:
             unsure = await self._confirmed(applied)
         except BaseException:
@@ -147,17 +129,13 @@ class SglangKnobGroup:
             raise KnobRefused(f"not set, the old values are back: {unsure}")
         return applied
 
-    async def release(self) -> None:
-        """Give the lease back: boot values at the next pass of the schedulers."""
-        await self._leaders.release()
-
     async def aclose(self) -> None:
         """Close all."""
         for rank in self._ranks:
             await rank.client.aclose()
 
     async def _states(self) -> list[KnobState]:
-        return list(await asyncio.gather(*(rank.client.get() for rank in self._ranks)))
+        return await states_of(rank.client for rank in self._ranks)
 
     def _incomplete(self, states: Sequence[KnobState], dp_rank: int | None) -> str:
         """Which rank is missing or off; a setting would part the ranks of a group."""
@@ -187,38 +165,19 @@ class SglangKnobGroup:
                 return amiss[0] if amiss else ""
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _roll_back(self, old: Sequence[Mapping[str, float]]) -> None:
-        """Old values to every first rank; one out of reach reverts when its lease runs out."""
-        results = await asyncio.gather(
-            *(rank.client.set(values) for rank, values in zip(self._first, old, strict=True)),
-            return_exceptions=True,
-        )
-        for result in results:
-            if isinstance(result, asyncio.CancelledError):
-                raise result
-
 
 def _values(state: KnobState) -> dict[str, float]:
     return {name: knob.value for name, knob in state.knobs.items()}
 
 
 def describe(states: Sequence[KnobState]) -> list[Knob]:
-    """Every SGLang knob, over all ranks. Without states what a restart could change.
-
-    Bounds are the tightest over the ranks; a knob whose ranks differ has no single value and
-    ``why`` says so.
-    """
-    return [_knob(name, unit, states) for name, unit in KNOB_UNITS.items()]
-
-
-def _knob(name: str, unit: str, states: Sequence[KnobState]) -> Knob:
-    return knob_over_ranks(
-        name,
-        unit,
+    """Every SGLang knob, over all ranks. Without states what a restart could change."""
+    return described(
         states,
-        flag=RESTART_FLAGS.get(name),
+        KNOB_UNITS,
+        flags=RESTART_FLAGS,
         without="the engine has no plug-in that steers it",
-        live=lambda boot: _explained(name, boot),
+        live=_explained,
     )
 
 

@@ -94,8 +94,8 @@ def _attach(scheduler: Any, missing: list[str]) -> None:
     """A scheduler was made: steer it, and open its socket. Failures leave SGLang alone."""
     try:
         from servoscope.exporters.paths import run_dir
+        from servoscope.exporters.plugin.sockets import GROUP_VARIABLE
         from servoscope.exporters.sglang.knob_server import serve_knobs
-        from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
 
         version = getattr(sys.modules.get("sglang"), "__version__", "")
         more = f" and {len(missing) - 1} more that the hooks need" if missing[1:] else ""

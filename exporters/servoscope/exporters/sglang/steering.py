@@ -15,13 +15,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
+from servoscope.exporters.knobs.law import KnobLaw, Target
+from servoscope.exporters.knobs.step_counters import StepCounters
+from servoscope.exporters.knobs.window import BatchWindow
 from servoscope.exporters.sglang import scheduler_access as access
 from servoscope.exporters.sglang.knob_set import KnobSet
 from servoscope.exporters.sglang.messages import KnobChange, KnobHold
-from servoscope.exporters.vllm.knob_state import BatchWindow, KnobLaw, Target
-from servoscope.exporters.vllm.step_counters import StepCounters
 
 __all__ = ["Pilot"]
 
@@ -57,10 +58,11 @@ class Pilot:
         if self.off:
             return
         self.envelope = access.read_envelope(scheduler, parallel)
-        # The lease's law is that of every engine; only the values differ.
-        self.law = KnobLaw(cast("Any", self.envelope))
+        self.law = KnobLaw(self.envelope)
         self._applied = self._sent = self.envelope.boot
-        self._rest: Target | None = self.law.target  # a target under which nothing is to be done
+        self._rest: Target[KnobSet] | None = (
+            self.law.target
+        )  # a target under which nothing is to be done
         self._native_window = scheduler.prefill_delayer is not None
         self._window = BatchWindow()
         self._held = False
@@ -68,8 +70,7 @@ class Pilot:
     @property
     def target(self) -> KnobSet:
         """What is asked for now; boot values once the lease has run out."""
-        target = self.law.target
-        return cast("KnobSet", target.values) if target.live(self._clock()) else self.envelope.boot
+        return self.law.asked(self._clock())
 
     def values(self) -> KnobSet:
         """What this rank's scheduler uses now, read from it."""
@@ -109,10 +110,9 @@ class Pilot:
     def _holds(self, values: KnobSet, arrived: int) -> bool:
         scheduler, now = self.scheduler, self._clock()
         running, waiting = access.counts(scheduler)
-        window = cast("Any", values)
         for number in range(arrived):
-            self._window.arrived(now, waiting + number, window)
-        if not self._window.holds(now, waiting + arrived, window):
+            self._window.arrived(now, waiting + number, values)
+        if not self._window.holds(now, waiting + arrived, values):
             return False
         if scheduler.chunked_req is not None:
             return False  # its next chunk must come

@@ -1,52 +1,13 @@
-"""What the plug-in says of itself and its engine in the first line of both sockets (hello)."""
+"""What vLLM and its configuration say of themselves, for the first line of a socket (hello)."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import sys
-import time
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from servoscope.exporters.vllm.lines import PROTOCOL
+from servoscope.exporters.plugin import facts
 
-__all__ = ["config_values", "engine_version", "hello", "model_names", "process_start_unix_seconds"]
-
-#: One a process: tells a restarted engine from a reconnect. A forked child makes its own.
-_BOOT: dict[int, str] = {}
-
-
-def boot_id() -> str:
-    """Identity of this process as an engine."""
-    return _BOOT.setdefault(os.getpid(), uuid.uuid4().hex)
-
-
-def plugin_version() -> str:
-    """Version of this distribution."""
-    try:
-        return importlib.metadata.version("servoscope")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def engine_version() -> str:
-    """vLLM's version, as far as it is loaded."""
-    return str(getattr(sys.modules.get("vllm"), "__version__", "unknown"))
-
-
-def process_start_unix_seconds(pid: int, now: float | None = None) -> float:
-    """When a process started (from /proc; ``now`` where /proc does not say)."""
-    current = time.time() if now is None else now
-    try:
-        # Field 22 after the name, which may hold spaces and parentheses (proc(5)).
-        ticks = float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        up = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return current
-    return current - up + ticks / os.sysconf("SC_CLK_TCK")
+__all__ = ["config_values", "hello"]
 
 
 def model_names(vllm_config: Any) -> list[str]:
@@ -83,21 +44,19 @@ def config_values(vllm_config: Any) -> dict[str, Any]:
 
 
 def hello(
-    vllm_config: Any, *, boot_values: Mapping[str, Any], missing: list[str], rank: int | None
+    vllm_config: Any,
+    *,
+    boot_values: Mapping[str, Any],
+    missing: list[str],
+    rank: int | None,
+    off: str,
 ) -> dict[str, Any]:
     """The first line."""
-    pid = os.getpid()
-    return {
-        "type": "hello",
-        "protocol": PROTOCOL,
-        "version": plugin_version(),
-        "engine": "vllm",
-        "engine_version": engine_version(),
-        "boot_id": boot_id(),
-        "boot_values": dict(boot_values),
-        "pid": pid,
-        "rank": rank,
-        "model_names": model_names(vllm_config),
-        "started_unix_seconds": round(process_start_unix_seconds(pid), 3),
-        "missing": list(missing),
-    }
+    return facts.hello(
+        "vllm",
+        boot_values=boot_values,
+        missing=missing,
+        rank=rank,
+        off=off,
+        model_names=model_names(vllm_config),
+    )

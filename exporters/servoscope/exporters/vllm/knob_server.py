@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from servoscope.exporters.knobs.bounds import KnobRefusedError
+from servoscope.exporters.knobs.law import LeaseError
+from servoscope.exporters.plugin.line_server import Connection, LineServer
 from servoscope.exporters.vllm import facts
-from servoscope.exporters.vllm.knob_state import KNOB_UNITS, KnobRefusedError, LeaseError
-from servoscope.exporters.vllm.line_server import Connection, LineServer
+from servoscope.exporters.vllm.knob_set import KNOB_UNITS
 from servoscope.exporters.vllm.scheduler import Pilot, rank_of
 
 __all__ = ["KnobHandler", "serve_knobs"]
@@ -50,14 +52,13 @@ class KnobHandler:
 
     def hello(self) -> dict[str, Any]:
         """Who this is, and the boot values of the knobs."""
-        said = facts.hello(
+        return facts.hello(
             self._config,
             boot_values=self._law.envelope.boot.as_json(),
             missing=self._pilot.missing,
             rank=self._rank,
+            off=self._pilot.off,
         )
-        said["off"] = self._pilot.off
-        return said
 
     def received(self, connection: Connection, message: dict[str, Any]) -> None:
         """One request; exactly one answer."""
@@ -137,12 +138,11 @@ class KnobHandler:
         return None  # answered from tick
 
     def _applied(self, pending: bool) -> dict[str, Any]:
-        return {"type": "set", "applied": self._values(), "pending": pending}
-
-    def _values(self) -> dict[str, float]:
-        target = self._law.target
-        live = target.live(self._clock())
-        return (target.values if live else self._law.envelope.boot).as_json()
+        return {
+            "type": "set",
+            "applied": self._law.asked(self._clock()).as_json(),
+            "pending": pending,
+        }
 
     def _passed(self) -> int:
         counters = self._pilot.counters
@@ -154,11 +154,11 @@ class KnobHandler:
     def _state(self, connection: Connection, now: float) -> dict[str, Any]:
         pilot, envelope = self._pilot, self._law.envelope
         running, waiting = pilot.counts()
-        holder = self._law.holder(now)
+        holder, values = self._law.holder(now), self._law.asked(now).as_json()
         knobs = {
             name: {
                 "unit": KNOB_UNITS[name],
-                "value": self._values()[name],
+                "value": values[name],
                 "boot": envelope.boot.as_json()[name],
                 "minimum": bound.minimum,
                 "maximum": bound.maximum,

@@ -1,240 +1,32 @@
-"""Sidecar side of the knobs sockets: what can be set on this vLLM, setting it, reading it back.
-
-``KnobClient`` talks to one engine core, ``KnobGroup`` to all ranks of a server: all acknowledge a
-setting, or all get their old values back. ``describe`` turns states into the vocabulary's Knobs.
-"""
+"""Sidecar side: vLLM's knobs as the vocabulary's, and what a restart could change."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from servoscope.exporters.vllm.hello import Hello, ProtocolError, hello_from_message
-from servoscope.exporters.vllm.knob_reading import (
-    RESTART_FLAGS,
-    KnobState,
-    RankKnob,
-    describe,
-    state_from_message,
+from servoscope.exporters.knobs.reading import KnobState, described
+from servoscope.exporters.records import Knob
+from servoscope.exporters.vllm.knob_set import KNOB_UNITS
+
+__all__ = ["RESTART_FLAGS", "describe"]
+
+#: How each knob is set when the engine has to be restarted for it.
+RESTART_FLAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "chunk_tokens": "--max-num-batched-tokens",
+        "long_prefill_threshold_tokens": "--long-prefill-token-threshold",
+        "max_running_requests": "--max-num-seqs",
+    }
 )
-from servoscope.exporters.vllm.lines import LineDecoder, encode_line
-from servoscope.exporters.vllm.sockets import connect, sockets_of
-
-__all__ = [
-    "RESTART_FLAGS",
-    "KnobClient",
-    "KnobGroup",
-    "KnobRefused",
-    "KnobState",
-    "RankKnob",
-    "describe",
-    "find_knob_sockets",
-    "state_from_message",
-]
-
-ANSWER_SECONDS = 5.0
-READ_BYTES = 65536
 
 
-class KnobRefused(RuntimeError):  # noqa: N818 - the engine answered, it is no error of the link
-    """The engine said no: value out of bounds, lease held by another, knob not live."""
-
-
-def find_knob_sockets(run_dirs: Iterable[Path], pids: Iterable[int]) -> list[Path]:
-    """Knobs sockets of these engine-core processes, all ranks."""
-    return sockets_of(run_dirs, pids, "knobs-{pid}-dp*.sock")
-
-
-class KnobClient:
-    """One engine core. Make it with ``await KnobClient.connect(path)``.
-
-    Methods raise KnobRefused when the engine says no, ProtocolError when it answers nonsense,
-    ConnectionError when it is gone, TimeoutError when it does not answer in ANSWER_SECONDS.
-    """
-
-    def __init__(
-        self, path: Path, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.path = path
-        self.hello = hello
-        self._reader = reader
-        self._writer = writer
-        self._decoder = LineDecoder()
-        self._ready: list[dict[str, Any]] = []
-        self._one = asyncio.Lock()
-        self._ident = 0
-        self._broken = ""
-
-    @classmethod
-    async def connect(cls, path: Path) -> KnobClient:
-        """Connect and check the hello. Raises OSError, ProtocolError."""
-        peer = connect(path)
-        peer.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=peer)
-        client = cls(path, _NO_HELLO, reader, writer)
-        try:
-            first = await asyncio.wait_for(client._read(), ANSWER_SECONDS)
-            client.hello = hello_from_message(first)
-        except TimeoutError:
-            await client.aclose()
-            raise ProtocolError(f"no hello within {ANSWER_SECONDS:g} s") from None
-        except BaseException:
-            await client.aclose()
-            raise
-        return client
-
-    async def get(self) -> KnobState:
-        """Everything about this rank, now."""
-        return state_from_message(await self._ask("state", op="get"))
-
-    async def lease(self, owner: str, ttl_s: float = 30.0) -> float:
-        """Take the lease; returns the seconds granted (30 at most)."""
-        return float((await self._ask("leased", op="lease", owner=owner, ttl_s=ttl_s))["ttl_s"])
-
-    async def renew(self) -> float:
-        """Start the lease's time anew."""
-        return float((await self._ask("leased", op="renew"))["ttl_s"])
-
-    async def set(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Set knobs, all or nothing; returns the values the next step uses (read-back)."""
-        answer = await self._ask("set", op="set", values=dict(values))
-        applied = answer.get("applied")
-        if not isinstance(applied, dict):
-            raise ProtocolError("set: applied is missing")
-        return {str(name): float(value) for name, value in applied.items()}
-
-    async def release(self) -> None:
-        """Give the lease back: boot values at once."""
-        await self._ask("released", op="release")
-
-    async def bypass(self, on: bool) -> None:
-        """Let the wrapper pass straight through, to measure its cost."""
-        await self._ask("bypassed", op="bypass", on=on)
-
-    async def aclose(self) -> None:
-        """Close. A lease that is held runs out by itself."""
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
-
-    async def _ask(self, wanted: str, **request: Any) -> dict[str, Any]:
-        async with self._one:
-            if self._broken:
-                raise ConnectionError(self._broken)
-            self._ident += 1
-            self._writer.write(encode_line({"id": self._ident, **request}))
-            try:
-                await self._writer.drain()
-                answer = await asyncio.wait_for(self._answer(self._ident), ANSWER_SECONDS)
-            except BaseException as error:
-                # The next answer on this connection might be this question's: do not go on.
-                self._broken = f"{self.path.name}: {error!r}"[:300]
-                raise
-        if answer.get("type") in ("refused", "error"):
-            raise KnobRefused(str(answer.get("why", "no reason given"))[:500])
-        if answer.get("type") != wanted:
-            raise ProtocolError(f"answer is {answer.get('type')!r}, not {wanted}"[:200])
-        return answer
-
-    async def _answer(self, ident: int) -> dict[str, Any]:
-        while True:
-            message = await self._read()
-            if message.get("id") == ident:
-                return message
-
-    async def _read(self) -> dict[str, Any]:
-        while not self._ready:
-            data = await self._reader.read(READ_BYTES)
-            if not data:
-                raise ConnectionError(f"{self.path.name}: the engine closed the knobs socket")
-            self._ready = self._decoder.feed(data)
-            if self._decoder.garbage + self._decoder.oversize:
-                raise ProtocolError(f"{self.path.name}: a line that is no JSON object")
-        return self._ready.pop(0)
-
-
-_NO_HELLO = Hello(
-    protocol=0, version="", engine="", engine_version="", boot_id="", pid=0
-)  # replaced by connect before anybody sees it
-
-
-class KnobGroup:
-    """All ranks of one server as one."""
-
-    def __init__(self, clients: Sequence[KnobClient]) -> None:
-        if not clients:
-            raise ValueError("no engine cores")
-        self.clients = tuple(clients)
-
-    @classmethod
-    async def connect(cls, paths: Iterable[Path]) -> KnobGroup:
-        """Connect to all. Raises OSError, ProtocolError; then none stays open."""
-        made: list[KnobClient] = []
-        try:
-            for path in paths:
-                made.append(await KnobClient.connect(path))  # noqa: PERF401 - closed on error
-            return cls(made)
-        except BaseException:
-            for client in made:
-                await client.aclose()
-            raise
-
-    async def get(self) -> list[KnobState]:
-        """The state of every rank, in order."""
-        return list(await asyncio.gather(*(c.get() for c in self.clients)))
-
-    async def lease(self, owner: str, ttl_s: float = 30.0) -> float:
-        """Lease all ranks, or none. Returns the shortest time granted."""
-        taken: list[KnobClient] = []
-        try:
-            granted = []
-            for client in self.clients:
-                granted.append(await client.lease(owner, ttl_s))
-                taken.append(client)
-        except BaseException:
-            for client in taken:
-                with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-                    await client.release()
-            raise
-        return min(granted)
-
-    async def renew(self) -> float:
-        """Renew all. Raises as soon as one does not."""
-        return min(await asyncio.gather(*(c.renew() for c in self.clients)))
-
-    async def set(self, values: Mapping[str, float]) -> list[dict[str, float]]:
-        """Set all ranks; if one does not take it, the others get their old values back."""
-        before = await self.get()
-        done: list[tuple[KnobClient, dict[str, float]]] = []
-        applied = []
-        try:
-            for client, state in zip(self.clients, before, strict=True):
-                old = {n: state.knobs[n].value for n in values if n in state.knobs}
-                # Noted first: a rank that did not answer may have taken the value all the same.
-                done.append((client, old))
-                applied.append(await client.set(values))
-        except BaseException:
-            await self._roll_back(done)
-            raise
-        return applied
-
-    async def release(self) -> None:
-        """Release all; the first error is raised after all were asked."""
-        results = await asyncio.gather(*(c.release() for c in self.clients), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-    async def aclose(self) -> None:
-        """Close all."""
-        for client in self.clients:
-            await client.aclose()
-
-    async def _roll_back(self, done: Sequence[tuple[KnobClient, dict[str, float]]]) -> None:
-        """Old values to every rank asked so far; one that is out of reach reverts by its lease."""
-        for client, old in done:
-            with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-                await client.set(old)
+def describe(states: Sequence[KnobState]) -> list[Knob]:
+    """Every vLLM knob, over all ranks. Without states (no plug-in) what a restart could change."""
+    return described(
+        states,
+        KNOB_UNITS,
+        flags=RESTART_FLAGS,
+        without="the engine was not started with SERVOSCOPE_KNOBS=1 and the plug-in",
+        live=lambda _name, boot: f"boot value {boot:g} is the ceiling",
+    )

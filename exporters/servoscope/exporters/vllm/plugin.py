@@ -79,9 +79,9 @@ def register() -> None:
 def _steer() -> str:
     """Wrap whatever scheduler this process may make. Returns why not, or ''."""
     from servoscope.exporters.paths import run_dir
+    from servoscope.exporters.plugin.sockets import GROUP_VARIABLE
     from servoscope.exporters.vllm.knob_server import serve_knobs
     from servoscope.exporters.vllm.scheduler import wrap_scheduler_config
-    from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
 
     config_class = _vllm("vllm.config").SchedulerConfig
     serve = serve_knobs(run_dir(), os.environ.get(GROUP_VARIABLE) or None)
@@ -133,7 +133,7 @@ def _feed(vllm_config: Any, rank: int, off: str = "") -> StatsFeed | None:
     _logs()
     try:
         from servoscope.exporters.paths import run_dir
-        from servoscope.exporters.vllm.sockets import GROUP_VARIABLE
+        from servoscope.exporters.plugin.sockets import GROUP_VARIABLE
         from servoscope.exporters.vllm.stats_feed import observe
 
         feed = observe(

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
-from servoscope.exporters.vllm.hello import (
+from servoscope.exporters.plugin.hello import (
     Hello,
     ProtocolError,
     clock_of,
@@ -24,9 +23,10 @@ from servoscope.exporters.vllm.hello import (
     number_of,
     text_of,
 )
-from servoscope.exporters.vllm.lines import LineDecoder, encode_line
+from servoscope.exporters.plugin.lines import LineDecoder, encode_line
+from servoscope.exporters.plugin.sockets import connect, sockets_of
+from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.vllm.request_parts import MAX_GAPS
-from servoscope.exporters.vllm.sockets import connect, sockets_of
 
 __all__ = [
     "Hello",

@@ -17,14 +17,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from servoscope.exporters.vllm.knob_state import (
-    BatchWindow,
-    Envelope,
-    KnobLaw,
-    KnobValues,
-    Target,
-)
-from servoscope.exporters.vllm.step_counters import StepCounters
+from servoscope.exporters.knobs.law import KnobLaw, Target
+from servoscope.exporters.knobs.step_counters import StepCounters
+from servoscope.exporters.knobs.window import BatchWindow
+from servoscope.exporters.vllm.knob_set import KnobEnvelope, KnobSet
 
 __all__ = ["Pilot", "rank_of", "read_envelope", "steered", "wrap_scheduler_config"]
 
@@ -59,7 +55,7 @@ def slots_attribute(scheduler: Any) -> str:
     )
 
 
-def read_envelope(scheduler: Any) -> Envelope:
+def read_envelope(scheduler: Any) -> KnobEnvelope:
     """Boot values and limits of a scheduler that has all of NEEDED."""
     config = scheduler.scheduler_config
     chunked = getattr(
@@ -78,8 +74,8 @@ def read_envelope(scheduler: Any) -> Envelope:
         why = "data parallel: a held rank would run dummy batches"
         refused["batch_window_seconds"] = refused["batch_window_min_requests"] = why
     mamba = bool(getattr(scheduler, "need_mamba_block_aligned_split", False))
-    return Envelope(
-        boot=KnobValues(
+    return KnobEnvelope(
+        boot=KnobSet(
             chunk_tokens=int(scheduler.max_num_scheduled_tokens),
             long_prefill_threshold_tokens=int(config.long_prefill_token_threshold),
             max_running_requests=int(getattr(scheduler, slots_attribute(scheduler))),
@@ -106,15 +102,15 @@ class Pilot:
         self._clock = clock
         self._window = BatchWindow()
         if self.missing:
-            self.law = KnobLaw(Envelope(boot=KnobValues(0, 0, 0)))
+            self.law = KnobLaw(KnobEnvelope(boot=KnobSet(0, 0, 0)))
             return
         self.envelope = read_envelope(scheduler)
         self.law = KnobLaw(self.envelope)
         self.slots = slots_attribute(scheduler)
         self._boot_slots = self.envelope.boot.max_running_requests
-        self._applied: tuple[KnobValues, int] = (self.envelope.boot, 0)
+        self._applied: tuple[KnobSet, int] = (self.envelope.boot, 0)
         #: A target under which nothing is to be done: boot values, in force, no window open.
-        self._rest: Target | None = self.law.target
+        self._rest: Target[KnobSet] | None = self.law.target
 
     def counts(self) -> tuple[int, int]:
         """Requests (running, waiting) as the scheduler's lists say now."""
@@ -196,7 +192,7 @@ class Pilot:
         self._rest = target if resting else None
         return held
 
-    def _target(self, now: float) -> Target:
+    def _target(self, now: float) -> Target[KnobSet]:
         target = self.law.target
         return target if target.live(now) else Target(self.law.envelope.boot)
 
@@ -204,7 +200,7 @@ class Pilot:
         """Waiting requests that hold KV blocks already (0.32 keeps them in a queue apart)."""
         return len(getattr(self.scheduler, "kv_holding_waiting", ()))
 
-    def _apply(self, values: KnobValues) -> None:
+    def _apply(self, values: KnobSet) -> None:
         running = len(self.scheduler.running)
         if (values, running) == self._applied:
             return
@@ -213,7 +209,7 @@ class Pilot:
         self._write(values, running)
         self._applied = (values, running)
 
-    def _write(self, values: KnobValues, running: int) -> None:
+    def _write(self, values: KnobSet, running: int) -> None:
         scheduler, envelope = self.scheduler, self.envelope
         asserted = self.slots == "max_num_running_reqs"
         scheduler.max_num_scheduled_tokens = envelope.budget(values, running)

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from servoscope.exporters.plugin.line_server import Connection, LineServer
+from servoscope.exporters.plugin.record_buffer import RecordBuffer
+from servoscope.exporters.plugin.sockets import remove_stale
 from servoscope.exporters.vllm import facts
 from servoscope.exporters.vllm.hooks import Hooks, install
 from servoscope.exporters.vllm.http_exchange import watch_http
 from servoscope.exporters.vllm.lifecycle import Lifecycle
-from servoscope.exporters.vllm.line_server import Connection, LineServer
-from servoscope.exporters.vllm.sockets import remove_stale
-from servoscope.exporters.vllm.stats_buffer import RecordBuffer
 
 __all__ = ["StatsFeed", "StatsHandler", "observe"]
 
@@ -195,8 +195,8 @@ class StatsFeed:
             boot_values=facts.config_values(self._config),
             missing=self.missing,
             rank=None,
+            off=self.hooks.off,
         )
-        said["off"] = self.hooks.off
         said["received_by"] = self.life.received_by
         said["ttft_by"] = self.life.ttft_by
         return said

@@ -13,8 +13,8 @@ import aiohttp
 
 from servoscope.exporters.engines import parser_for
 from servoscope.exporters.gpu import read_gpus
+from servoscope.exporters.knobs.client import find_knob_sockets
 from servoscope.exporters.records import Source, SourceState, SourceStatus
-from servoscope.exporters.vllm.knobs import find_knob_sockets
 from servoscope.exporters.vllm.requests import find_stats_sockets
 from servoscope.sidecar.attach.sglang import engine_files
 from servoscope.sidecar.attach.target import AttachError, attach, identify

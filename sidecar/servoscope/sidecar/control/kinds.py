@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from servoscope.exporters.knobs.group import KnobGroup
+from servoscope.exporters.knobs.reading import KnobState
 from servoscope.exporters.records import Knob
 from servoscope.exporters.sglang import knobs as sglang
 from servoscope.exporters.vllm import knobs as vllm
-from servoscope.exporters.vllm.knobs import KnobState
 
 __all__ = ["NO_KNOBS", "OBSERVE_ONLY", "Connect", "KnobKind", "KnobRanks", "knob_kind"]
 
@@ -56,7 +57,7 @@ class KnobKind:
 
 
 _KINDS = {
-    "vllm": KnobKind(vllm.KnobGroup.connect, vllm.describe, lambda _version: NO_KNOBS),
+    "vllm": KnobKind(KnobGroup.connect, vllm.describe, lambda _version: NO_KNOBS),
     "sglang": KnobKind(sglang.SglangKnobGroup.connect, sglang.describe, sglang.why_none),
 }
 

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from servoscope.exporters.knobs.client import KnobRefused
+from servoscope.exporters.knobs.reading import KnobState
+from servoscope.exporters.plugin.hello import ProtocolError
 from servoscope.exporters.records import Knob
-from servoscope.exporters.vllm.knobs import KnobRefused, KnobState
-from servoscope.exporters.vllm.requests import ProtocolError
 from servoscope.sidecar.config import ControlConfig
 from servoscope.sidecar.control.audit import AuditError, AuditLog
 from servoscope.sidecar.control.kinds import OBSERVE_ONLY, Connect, KnobKind, KnobRanks, knob_kind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from servoscope.exporters.knobs.reading import KnobState
 from servoscope.exporters.records import KnobMode
-from servoscope.exporters.vllm.knobs import KnobState
 from servoscope.sidecar.control.kinds import knob_kind
 from servoscope.sidecar.measure.totals import Totals
 

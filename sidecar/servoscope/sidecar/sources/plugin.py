@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from servoscope.exporters.plugin.hello import Hello, ProtocolError
 from servoscope.exporters.records import (
     Outcome,
     Phase,
@@ -24,12 +25,7 @@ from servoscope.exporters.records import (
     SourceState,
     SourceStatus,
 )
-from servoscope.exporters.vllm.requests import (
-    Hello,
-    ProtocolError,
-    StatsClient,
-    find_stats_sockets,
-)
+from servoscope.exporters.vllm.requests import StatsClient, find_stats_sockets
 from servoscope.sidecar.sources.source import OpenRequest, Sink
 
 __all__ = ["BLIND_TO", "INSTALL_HINT", "PluginSource", "blind_to"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from servoscope.exporters.vllm.lines import PROTOCOL
+from servoscope.exporters.plugin.lines import PROTOCOL
 
 __all__ = [
     "Hello",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servoscope.exporters.vllm.hello import MAX_COUNT, count_of, number_of
+from servoscope.exporters.plugin.hello import MAX_COUNT, count_of, number_of
 
 HUGE = 10**400  # JSON may hold it, a float may not
 

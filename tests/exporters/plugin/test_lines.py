@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servoscope.exporters.vllm.lines import LineDecoder, encode_line
+from servoscope.exporters.plugin.lines import LineDecoder, encode_line
 
 OBJECTS = st.lists(st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=20)))
 

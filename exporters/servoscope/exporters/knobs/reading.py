@@ -1,34 +1,15 @@
-"""Sidecar side: what engine cores say of their knobs, and that as the vocabulary's Knobs. Pure."""
+"""Sidecar side: what ranks say of their knobs, and that as the vocabulary's Knobs. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
+from servoscope.exporters.plugin.hello import ProtocolError
 from servoscope.exporters.records import Knob, KnobMode
-from servoscope.exporters.vllm.hello import ProtocolError
-from servoscope.exporters.vllm.knob_state import KNOB_UNITS
 
-__all__ = [
-    "RESTART_FLAGS",
-    "KnobState",
-    "RankKnob",
-    "describe",
-    "knob_over_ranks",
-    "state_from_message",
-]
-
-#: How each knob is set when the engine has to be restarted for it.
-RESTART_FLAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "chunk_tokens": "--max-num-batched-tokens",
-        "long_prefill_threshold_tokens": "--long-prefill-token-threshold",
-        "max_running_requests": "--max-num-seqs",
-    }
-)
-NOT_WRAPPED = "the engine was not started with SERVOSCOPE_KNOBS=1 and the plug-in"
+__all__ = ["KnobState", "RankKnob", "described", "state_from_message"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +25,7 @@ class RankKnob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobState:
-    """What one engine core says: knobs, lease, and the scheduler's counters since its boot."""
+    """What one rank says: knobs, lease, and the scheduler's counters since its boot."""
 
     rank: int
     knobs: Mapping[str, RankKnob]
@@ -107,40 +88,35 @@ def state_from_message(message: Mapping[str, Any]) -> KnobState:
         raise ProtocolError(f"state: {where}: {error!r}"[:300]) from error
 
 
-def describe(states: Sequence[KnobState]) -> list[Knob]:
-    """Every vLLM knob, over all ranks. Without states (no plug-in) what a restart could change.
+def described(
+    states: Sequence[KnobState],
+    units: Mapping[str, str],
+    *,
+    flags: Mapping[str, str],
+    without: str,
+    live: Callable[[str, float], str],
+) -> list[Knob]:
+    """Every knob of an engine, over all its ranks. Without states what a restart could change.
 
     Bounds are the tightest over the ranks; a knob whose ranks differ has no single value and
-    ``why`` says so.
+    ``why`` says so. ``flags`` change a knob by a restart, ``without`` says why no rank steers it,
+    ``live`` what there is to know of one that can be set, from its name and boot value.
     """
-    return [_knob(name, unit, states) for name, unit in KNOB_UNITS.items()]
+    return [
+        _over_ranks(name, unit, states, flag=flags.get(name), without=without, live=live)
+        for name, unit in units.items()
+    ]
 
 
-def _knob(name: str, unit: str, states: Sequence[KnobState]) -> Knob:
-    return knob_over_ranks(
-        name,
-        unit,
-        states,
-        flag=RESTART_FLAGS.get(name),
-        without=NOT_WRAPPED,
-        live=lambda boot: f"boot value {boot:g} is the ceiling",
-    )
-
-
-def knob_over_ranks(
+def _over_ranks(
     name: str,
     unit: str,
     states: Sequence[KnobState],
     *,
     flag: str | None,
     without: str,
-    live: Callable[[float], str],
+    live: Callable[[str, float], str],
 ) -> Knob:
-    """One knob of any engine as its ranks tell it.
-
-    ``flag`` changes it by a restart, ``without`` says why no rank steers it, ``live`` what there
-    is to know of one that can be set, from its boot value.
-    """
     ranks = [s.knobs[name] for s in states if name in s.knobs]
     off = next((s.off for s in states if s.off), "")
     if not ranks or off:
@@ -166,5 +142,5 @@ def knob_over_ranks(
         boot_value=boot,
         minimum=max(r.minimum for r in ranks),
         maximum=min(r.maximum for r in ranks),
-        why=refused or differ or live(boot),
+        why=refused or differ or live(name, boot),
     )

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from servoscope.exporters.paths import private_directory
-from servoscope.exporters.vllm.lines import LineDecoder, encode_line
-from servoscope.exporters.vllm.sockets import peer_may, remove_stale, short_address
+from servoscope.exporters.plugin.lines import LineDecoder, encode_line
+from servoscope.exporters.plugin.sockets import peer_may, remove_stale, short_address
 
 __all__ = ["MAX_CONNECTIONS", "Connection", "Handler", "LineServer"]
 

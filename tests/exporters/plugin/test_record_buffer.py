@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servoscope.exporters.vllm.stats_buffer import RecordBuffer
+from servoscope.exporters.plugin.record_buffer import RecordBuffer
 
 
 def test_at_100_times_the_cap_without_a_reader() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from servoscope.exporters.vllm import line_server
-from servoscope.exporters.vllm.line_server import MAX_CONNECTIONS, Connection, LineServer
-from servoscope.exporters.vllm.lines import encode_line
-from servoscope.exporters.vllm.sockets import (
+from servoscope.exporters.plugin import line_server
+from servoscope.exporters.plugin.line_server import MAX_CONNECTIONS, Connection, LineServer
+from servoscope.exporters.plugin.lines import encode_line
+from servoscope.exporters.plugin.sockets import (
     allowed,
     connect,
     remove_stale,
