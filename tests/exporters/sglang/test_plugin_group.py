@@ -12,11 +12,11 @@ import pytest
 from engines.background import background
 from exporters.sglang import engine_fakes as fakes
 from servoscope.exporters.knobs.client import KnobClient, KnobRefused
+from servoscope.exporters.knobs.server import KnobHandler, socket_name
 from servoscope.exporters.plugin.hello import ProtocolError
 from servoscope.exporters.plugin.line_server import LineServer
 from servoscope.exporters.records import KnobMode
 from servoscope.exporters.sglang import knobs
-from servoscope.exporters.sglang.knob_server import KnobHandler, socket_name
 from servoscope.exporters.sglang.knobs import SglangKnobGroup, describe, why_none
 
 

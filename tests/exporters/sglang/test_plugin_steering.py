@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from exporters.sglang import engine_fakes as fakes
 from servoscope.exporters.knobs.bounds import KnobRefusedError
+from servoscope.exporters.knobs.pilot import MAX_FAULTS
 from servoscope.exporters.sglang.messages import KnobChange, KnobHold
 from servoscope.exporters.sglang.scheduler_access import arrivals, batch_tokens, read_envelope
-from servoscope.exporters.sglang.steering import MAX_FAULTS, Pilot
+from servoscope.exporters.sglang.steering import Pilot
 
 
 def turn(group: fakes.Group, ttl: float = 30, **values: float) -> None:
@@ -278,7 +279,7 @@ def test_ranks_never_part_whatever_is_set_and_whenever_leases_end(
         assert len(set(admitted)) == 1
         values = group.values()
         assert values[0] == values[1] == values[2]
-        assert values[0] == group.first.target.as_json()
+        assert values[0] == group.first.law.asked(group.clocks[0].now).as_json()
     group.pass_seconds(31)
     group.step()
     assert group.values() == [group.first.envelope.boot.as_json()] * 3

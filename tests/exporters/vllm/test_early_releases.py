@@ -333,7 +333,7 @@ def early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str,
             servers.append(self)
 
     monkeypatch.setattr(stats_feed, "LineServer", Kept)
-    monkeypatch.setattr("servoscope.exporters.vllm.knob_server.LineServer", Kept)
+    monkeypatch.setattr("servoscope.exporters.knobs.server.LineServer", Kept)
     plugin._FEEDS.clear()
     yield {"modules": modules, "run": tmp_path / "run"}
     for server in servers:

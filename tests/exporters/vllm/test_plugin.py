@@ -24,6 +24,8 @@ IN_ENGINE = (
     "records",
     "knobs.bounds",
     "knobs.law",
+    "knobs.pilot",
+    "knobs.server",
     "knobs.step_counters",
     "knobs.window",
     "plugin.facts",
@@ -36,13 +38,13 @@ IN_ENGINE = (
     "vllm.facts",
     "vllm.hooks",
     "vllm.http_exchange",
-    "vllm.knob_server",
     "vllm.knob_set",
     "vllm.lifecycle",
     "vllm.open_requests",
     "vllm.plugin",
     "vllm.request_parts",
     "vllm.scheduler",
+    "vllm.scheduler_access",
     "vllm.socket_wait",
     "vllm.stats_feed",
 )
@@ -117,7 +119,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, 
             servers.append(self)
 
     monkeypatch.setattr(stats_feed, "LineServer", Kept)
-    monkeypatch.setattr("servoscope.exporters.vllm.knob_server.LineServer", Kept)
+    monkeypatch.setattr("servoscope.exporters.knobs.server.LineServer", Kept)
     plugin._FEEDS.clear()
     yield {"SchedulerConfig": config, "OutputProcessor": processor, "run": tmp_path / "run"}
     for server in servers:

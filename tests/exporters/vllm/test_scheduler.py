@@ -6,14 +6,9 @@ from typing import Any
 import pytest
 
 from exporters.vllm import fakes
-from servoscope.exporters.knobs.step_counters import StepCounters
-from servoscope.exporters.vllm.scheduler import (
-    MAX_FAULTS,
-    Pilot,
-    read_envelope,
-    steered,
-    wrap_scheduler_config,
-)
+from servoscope.exporters.knobs.pilot import MAX_FAULTS
+from servoscope.exporters.vllm.scheduler import Pilot, steered, wrap_scheduler_config
+from servoscope.exporters.vllm.scheduler_access import read_envelope
 
 
 def made(base: type = fakes.Scheduler, **config: Any) -> tuple[Any, Pilot]:
@@ -239,30 +234,6 @@ def test_envelope_of_engines_that_must_not_be_tuned() -> None:
     assert "data parallel" in envelope.refused["batch_window_seconds"]
     assert envelope.least_chunk(1) == 128
     assert envelope.least_chunk(100) == 401
-
-
-def test_the_largest_step_is_not_lost_between_two_reads() -> None:
-    counters = StepCounters()
-    window = counters._now
-    assert counters.take_step_tokens_max() == 0
-    # The engine's thread held the old window while it was swapped, and writes into it only now.
-    window.step_tokens_max = 777
-    assert counters.take_step_tokens_max() == 777
-    assert counters.take_step_tokens_max() == 0
-
-
-def test_counters() -> None:
-    counters = StepCounters()
-    counters.stepped(10, 1000, held=False)
-    counters.stepped(0, 500, held=True)
-    assert counters.as_json() == {
-        "steps": 1,
-        "empty_steps": 1,
-        "held_steps": 1,
-        "scheduled_tokens": 10,
-        "scheduler_cpu_seconds": 1.5e-6,
-        "plugin_cpu_seconds": 0.0,
-    }
 
 
 def test_step_output_without_a_token_count_is_a_counted_fault() -> None:

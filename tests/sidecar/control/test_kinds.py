@@ -12,8 +12,8 @@ import pytest
 
 from engines.background import background
 from exporters.sglang import engine_fakes as fakes
+from servoscope.exporters.knobs.server import KnobHandler, socket_name
 from servoscope.exporters.plugin.line_server import LineServer
-from servoscope.exporters.sglang.knob_server import KnobHandler, socket_name
 from servoscope.sidecar.config import ControlConfig
 from servoscope.sidecar.control.audit import AuditLog
 from servoscope.sidecar.control.kinds import knob_kind

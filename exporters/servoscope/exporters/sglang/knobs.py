@@ -1,6 +1,6 @@
 """Sidecar side of SGLang's knobs: a group of ranks as one, confirmed on every rank or rolled back.
 
-Each rank has a socket (see knob_server). Settings go to the first rank of each data-parallel
+Each rank has a socket (knobs.server). Settings go to the first rank of each data-parallel
 replica and travel from there with its requests; whether they arrived is read from all ranks.
 """
 

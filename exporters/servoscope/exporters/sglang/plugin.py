@@ -93,9 +93,9 @@ def _hooks(missing: list[str]) -> list[tuple[str, Callable[..., Any], str]]:
 def _attach(scheduler: Any, missing: list[str]) -> None:
     """A scheduler was made: steer it, and open its socket. Failures leave SGLang alone."""
     try:
+        from servoscope.exporters.knobs.server import serve_knobs
         from servoscope.exporters.paths import run_dir
         from servoscope.exporters.plugin.sockets import GROUP_VARIABLE
-        from servoscope.exporters.sglang.knob_server import serve_knobs
 
         version = getattr(sys.modules.get("sglang"), "__version__", "")
         more = f" and {len(missing) - 1} more that the hooks need" if missing[1:] else ""

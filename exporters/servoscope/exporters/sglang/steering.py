@@ -17,27 +17,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from servoscope.exporters.knobs.law import KnobLaw, Target
-from servoscope.exporters.knobs.step_counters import StepCounters
-from servoscope.exporters.knobs.window import BatchWindow
+from servoscope.exporters.knobs.law import Target
+from servoscope.exporters.knobs.pilot import HELD_IDLE_SLEEP_SECONDS, KnobPilot
+from servoscope.exporters.plugin import facts
 from servoscope.exporters.sglang import scheduler_access as access
-from servoscope.exporters.sglang.knob_set import KnobSet
+from servoscope.exporters.sglang.knob_set import KNOB_UNITS, KnobEnvelope, KnobSet
 from servoscope.exporters.sglang.messages import KnobChange, KnobHold
 
 __all__ = ["Pilot"]
 
-MAX_FAULTS = 20
-HELD_IDLE_SLEEP_SECONDS = 0.001  # with nothing running a held engine would spin
-
 log = logging.getLogger("servoscope.plugin")
 
 
-class Pilot:
-    """Steers one rank. Methods but ``values`` and ``counts`` run in the scheduler's thread.
+class Pilot(KnobPilot[KnobSet]):
+    """Steers one rank. What ``knobs.server`` asks runs in the socket's thread, the rest in the
+    scheduler's.
 
-    Every fault of ours is caught and counted; after MAX_FAULTS the first rank sends the boot
-    values and is ``off``.
+    Once it is ``off`` the first rank sends the boot values, and no more.
     """
+
+    units = KNOB_UNITS
 
     def __init__(
         self,
@@ -47,30 +46,49 @@ class Pilot:
         off: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scheduler = scheduler
-        self.faults = 0
-        self.counters = StepCounters()
-        self._parts = parts
-        self._clock = clock
         parallel = parts.get_parallel()
+        off = off or access.unfit(scheduler, parallel)
+        nothing = KnobEnvelope(boot=KnobSet(0, 0, 0, 0))
+        self._parts = parts
         self.place = access.placement(parallel)
-        self.off = off or access.unfit(scheduler, parallel)
-        if self.off:
-            return
-        self.envelope = access.read_envelope(scheduler, parallel)
-        self.law = KnobLaw(self.envelope)
+        super().__init__(
+            scheduler,
+            nothing if off else access.read_envelope(scheduler, parallel),
+            rank=self.place.dp_rank,
+            off=off,
+            clock=clock,
+        )
         self._applied = self._sent = self.envelope.boot
-        self._rest: Target[KnobSet] | None = (
-            self.law.target
-        )  # a target under which nothing is to be done
-        self._native_window = scheduler.prefill_delayer is not None
-        self._window = BatchWindow()
+        #: A target under which nothing is to be done.
+        self._rest: Target[KnobSet] | None = self.law.target
+        self._native_window = not off and scheduler.prefill_delayer is not None
         self._held = False
 
+    def hello(self) -> dict[str, Any]:
+        """Who this is, and the boot values of the knobs."""
+        boot = {} if self.off else self.envelope.boot.as_json()
+        return facts.hello(
+            "sglang",
+            boot_values={**boot, "tp_rank": self.place.tp_rank, "tp_size": self.place.tp_size},
+            missing=[],
+            rank=self.rank,
+            off=self.off,
+            model_names=[],
+        )
+
     @property
-    def target(self) -> KnobSet:
-        """What is asked for now; boot values once the lease has run out."""
-        return self.law.asked(self._clock())
+    def rank_name(self) -> str:
+        """First ranks, which take settings, are named by their replica alone."""
+        return super().rank_name + ("" if self.place.leads else f"-tp{self.place.tp_rank}")
+
+    def refuses(self) -> str:
+        """Why nothing can be set through this rank; the further ranks of a group only answer."""
+        further = "" if self.place.leads else "settings go to the first rank of the group"
+        return super().refuses() or further
+
+    def shown(self, _now: float) -> dict[str, float]:
+        """Read from this rank's scheduler, so that a setting can be seen to have arrived."""
+        return self.values().as_json()
 
     def values(self) -> KnobSet:
         """What this rank's scheduler uses now, read from it."""
@@ -96,7 +114,7 @@ class Pilot:
 
     def _decide(self, pulled: list[Any]) -> None:
         target = self.law.target
-        values = self.envelope.boot if self.off else self.target
+        values = self.envelope.boot if self.off else self.law.asked(self._clock())
         arrived = access.arrivals(pulled)
         if values != self._sent:
             pulled.append(KnobChange(values.as_json()))
@@ -158,12 +176,3 @@ class Pilot:
             self.counters.stepped(access.batch_tokens(batch), cpu_ns, held=self._held)
         except Exception as error:
             self.fault(error)
-
-    def fault(self, error: Exception) -> None:
-        """Count an error of ours; after MAX_FAULTS stay off."""
-        self.faults += 1
-        if self.faults == 1:
-            log.warning("servoscope: knobs: %r", error)
-        if self.faults >= MAX_FAULTS and not self.off:
-            self.off = f"{self.faults} errors, the last {error!r}"
-            log.warning("servoscope: knobs are off after %s", self.off)

@@ -78,13 +78,17 @@ def register() -> None:
 
 def _steer() -> str:
     """Wrap whatever scheduler this process may make. Returns why not, or ''."""
+    from servoscope.exporters.knobs.server import serve_knobs
     from servoscope.exporters.paths import run_dir
     from servoscope.exporters.plugin.sockets import GROUP_VARIABLE
-    from servoscope.exporters.vllm.knob_server import serve_knobs
-    from servoscope.exporters.vllm.scheduler import wrap_scheduler_config
+    from servoscope.exporters.vllm.scheduler import Pilot, wrap_scheduler_config
 
     config_class = _vllm("vllm.config").SchedulerConfig
-    serve = serve_knobs(run_dir(), os.environ.get(GROUP_VARIABLE) or None)
+    directory, group_name = run_dir(), os.environ.get(GROUP_VARIABLE) or None
+
+    def serve(pilot: Pilot) -> None:
+        serve_knobs(pilot, directory, group_name)
+
     if hasattr(config_class, "get_scheduler_cls"):
         return wrap_scheduler_config(config_class, serve)
     from servoscope.exporters.vllm.early_releases import wrap_lookup

@@ -15,102 +15,71 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from servoscope.exporters.knobs.law import KnobLaw, Target
-from servoscope.exporters.knobs.step_counters import StepCounters
-from servoscope.exporters.knobs.window import BatchWindow
-from servoscope.exporters.vllm.knob_set import KnobEnvelope, KnobSet
-
-__all__ = ["Pilot", "rank_of", "read_envelope", "steered", "wrap_scheduler_config"]
-
-MAX_FAULTS = 20
-HELD_IDLE_SLEEP_SECONDS = 0.001  # with nothing running a held engine would spin
-
-#: What the wrapper reads and writes; without these it stays off.
-NEEDED = (
-    "running",
-    "waiting",
-    "scheduler_config",
-    "max_num_running_reqs",
-    "max_num_scheduled_tokens",
+from servoscope.exporters.knobs.bounds import Bound
+from servoscope.exporters.knobs.law import Target
+from servoscope.exporters.knobs.pilot import HELD_IDLE_SLEEP_SECONDS, KnobPilot
+from servoscope.exporters.vllm import facts
+from servoscope.exporters.vllm.knob_set import KNOB_UNITS, KnobEnvelope, KnobSet
+from servoscope.exporters.vllm.scheduler_access import (
+    missing_attributes,
+    rank_of,
+    read_envelope,
+    slots_attribute,
+    values_in_force,
 )
+
+__all__ = ["Pilot", "steered", "wrap_scheduler_config"]
 
 log = logging.getLogger("servoscope.plugin")
 
 
-def missing_attributes(scheduler: Any) -> list[str]:
-    """What this version's scheduler lacks of what the wrapper needs."""
-    missing = [f"scheduler.{name}" for name in NEEDED if not hasattr(scheduler, name)]
-    config = getattr(scheduler, "scheduler_config", None)
-    if config is not None and not hasattr(config, "long_prefill_token_threshold"):
-        missing.append("scheduler_config.long_prefill_token_threshold")
-    return missing
+class Pilot(KnobPilot[KnobSet]):
+    """Steers one scheduler. ``step`` and ``before_add`` run in the engine's thread."""
 
-
-def slots_attribute(scheduler: Any) -> str:
-    """Which attribute bounds admission: one that is not asserted (0.32), else the one that is."""
-    return next(
-        (n for n in ("max_num_active_reqs",) if hasattr(scheduler, n)), "max_num_running_reqs"
-    )
-
-
-def read_envelope(scheduler: Any) -> KnobEnvelope:
-    """Boot values and limits of a scheduler that has all of NEEDED."""
-    config = scheduler.scheduler_config
-    chunked = getattr(
-        config, "enable_chunked_prefill", getattr(config, "chunked_prefill_enabled", True)
-    )
-    refused: dict[str, str] = {}
-    if not chunked:
-        off = "chunked prefill is off: a smaller step would block every longer prompt"
-        refused = {"chunk_tokens": off, "long_prefill_threshold_tokens": off}
-    elif getattr(config, "disable_chunked_mm_input", False):
-        refused["chunk_tokens"] = (
-            "--disable-chunked-mm-input: an image that fits into no step would never run"
-        )
-    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
-    if int(getattr(parallel, "data_parallel_size", 1) or 1) > 1:
-        why = "data parallel: a held rank would run dummy batches"
-        refused["batch_window_seconds"] = refused["batch_window_min_requests"] = why
-    mamba = bool(getattr(scheduler, "need_mamba_block_aligned_split", False))
-    return KnobEnvelope(
-        boot=KnobSet(
-            chunk_tokens=int(scheduler.max_num_scheduled_tokens),
-            long_prefill_threshold_tokens=int(config.long_prefill_token_threshold),
-            max_running_requests=int(getattr(scheduler, slots_attribute(scheduler))),
-        ),
-        speculative_tokens=int(getattr(scheduler, "num_spec_tokens", 0) or 0),
-        floor_tokens=int(getattr(scheduler, "block_size", 1)) if mamba else 1,
-        refused=refused,
-    )
-
-
-class Pilot:
-    """Steers one scheduler. ``step`` and ``before_add`` run in the engine's thread.
-
-    Every fault of ours is caught and counted; after MAX_FAULTS the boot values are put back and
-    the wrapper only passes through (``off`` says why).
-    """
+    units = KNOB_UNITS
+    bypasses = True
+    envelope: KnobEnvelope
 
     def __init__(self, scheduler: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self.missing = missing_attributes(scheduler)
-        self.off = f"unknown layout: {', '.join(self.missing)}" if self.missing else ""
-        self.faults = 0
-        self.counters = StepCounters()
-        self.scheduler = scheduler
-        self._clock = clock
-        self._window = BatchWindow()
-        if self.missing:
-            self.law = KnobLaw(KnobEnvelope(boot=KnobSet(0, 0, 0)))
-            return
-        self.envelope = read_envelope(scheduler)
-        self.law = KnobLaw(self.envelope)
+        nothing = KnobEnvelope(boot=KnobSet(0, 0, 0))
+        super().__init__(
+            scheduler,
+            nothing if self.missing else read_envelope(scheduler),
+            rank=rank_of(scheduler),
+            off=f"unknown layout: {', '.join(self.missing)}" if self.missing else "",
+            clock=clock,
+        )
         self.slots = slots_attribute(scheduler)
-        self._boot_slots = self.envelope.boot.max_running_requests
         self._applied: tuple[KnobSet, int] = (self.envelope.boot, 0)
         #: A target under which nothing is to be done: boot values, in force, no window open.
         self._rest: Target[KnobSet] | None = self.law.target
+
+    def hello(self) -> dict[str, Any]:
+        """Who this is, and the boot values of the knobs."""
+        return facts.hello(
+            getattr(self.scheduler, "vllm_config", None),
+            boot_values=self.envelope.boot.as_json(),
+            missing=self.missing,
+            rank=self.rank,
+            off=self.off,
+        )
+
+    def bounds(self, running: int) -> dict[str, Bound]:
+        """What the knobs may be now; all of them are refused while this is off."""
+        bounds = self.envelope.bounds(running)
+        return {name: replace(b, why=self.off or b.why) for name, b in bounds.items()}
+
+    def in_force(self) -> dict[str, int]:
+        """The scheduler's attributes as they are this moment (they follow at the next step)."""
+        return {} if self.missing else values_in_force(self.scheduler)
+
+    def passed(self) -> int:
+        """Steps so far: a setting is answered once one has taken it over."""
+        return self.counters.steps + self.counters.empty_steps
 
     def counts(self) -> tuple[int, int]:
         """Requests (running, waiting) as the scheduler's lists say now."""
@@ -152,15 +121,7 @@ class Pilot:
             self.fault(error)
         return output
 
-    def fault(self, error: Exception) -> None:
-        """Count an error of ours; after MAX_FAULTS put the boot values back and stay off."""
-        self.faults += 1
-        if self.faults == 1:
-            log.warning("servoscope: scheduler wrapper: %r", error)
-        if self.faults < MAX_FAULTS or self.off:
-            return
-        self.off = f"{self.faults} errors, the last {error!r}"
-        log.warning("servoscope: scheduler wrapper is off after %s", self.off)
+    def _put_back(self) -> None:
         try:
             self._write(self.envelope.boot, len(self.scheduler.running))
         except Exception as last:
@@ -290,13 +251,3 @@ def wrap_scheduler_config(config_class: Any, serve: Callable[[Pilot], None]) -> 
     get_scheduler_cls.servoscope = True  # type: ignore[attr-defined]
     config_class.get_scheduler_cls = get_scheduler_cls
     return ""
-
-
-def rank_of(scheduler: Any) -> int:
-    """Data-parallel rank of this engine core (0 without data parallelism)."""
-    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
-    for name in ("data_parallel_index", "data_parallel_rank"):
-        value = getattr(parallel, name, None)
-        if isinstance(value, int):
-            return value
-    return 0

@@ -1,17 +1,18 @@
-"""The knobs socket of one engine core: ``knobs-<pid>-dp<rank>.sock``.
+"""The knobs socket of one rank: ``knobs-<pid>-dp<rank>.sock`` (further ranks: see their Pilot).
 
 Requests are JSON lines ``{"id": any, "op": ...}``; each gets one answer with the same ``id``.
 
     get                          -> state
     lease {owner, ttl_s}         -> leased {ttl_s}
     renew                        -> leased {ttl_s}
-    set {values: {knob: value}}  -> set {applied, pending}   the values the next step uses
+    set {values: {knob: value}}  -> set {applied, pending?}  the values the next step uses
     release                      -> released
-    bypass {on}                  -> bypassed {on}            lease holder only
+    bypass {on}                  -> bypassed {on}            lease holder only, where there is one
     anything refused             -> refused {why, knob?}
 
-``set`` waits up to 0.5 s for the step that takes the values over; ``pending`` is true when the
-engine made no step meanwhile (it idles: the values apply in add_request, before the next step).
+Where the Pilot counts steps for it, ``set`` waits up to 0.5 s for the step that takes the values
+over; ``pending`` is true when the engine made none meanwhile (it idles: the values apply before
+its next step). Elsewhere ``set`` is answered at once, and ``get`` tells what is used.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ from typing import Any
 
 from servoscope.exporters.knobs.bounds import KnobRefusedError
 from servoscope.exporters.knobs.law import LeaseError
+from servoscope.exporters.knobs.pilot import KnobPilot
 from servoscope.exporters.plugin.line_server import Connection, LineServer
-from servoscope.exporters.vllm import facts
-from servoscope.exporters.vllm.knob_set import KNOB_UNITS
-from servoscope.exporters.vllm.scheduler import Pilot, rank_of
 
-__all__ = ["KnobHandler", "serve_knobs"]
+__all__ = ["KnobHandler", "serve_knobs", "socket_name"]
 
 TICK_SECONDS = 0.25  # how late a lease may end while the engine idles
 APPLY_WAIT_SECONDS = 0.5
@@ -39,26 +38,16 @@ POLL_SECONDS = 0.005
 class KnobHandler:
     """Answers the knobs socket for one Pilot. Runs in the socket's thread only."""
 
-    def __init__(
-        self, pilot: Pilot, vllm_config: Any, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, pilot: KnobPilot[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._pilot = pilot
         self._law = pilot.law
         self._clock = clock
-        self._config = vllm_config
-        self._rank = rank_of(pilot.scheduler)
         self._waiting: list[tuple[Connection, Any, float, int]] = []
         self._connections: list[Connection] = []
 
     def hello(self) -> dict[str, Any]:
         """Who this is, and the boot values of the knobs."""
-        return facts.hello(
-            self._config,
-            boot_values=self._law.envelope.boot.as_json(),
-            missing=self._pilot.missing,
-            rank=self._rank,
-            off=self._pilot.off,
-        )
+        return self._pilot.hello()
 
     def received(self, connection: Connection, message: dict[str, Any]) -> None:
         """One request; exactly one answer."""
@@ -82,8 +71,9 @@ class KnobHandler:
         self._law.expire(now)
         still = []
         for connection, ident, until, steps in self._waiting:
-            if self._passed() > steps or now >= until or self._idle():
-                connection.send({"id": ident, **self._applied(self._passed() <= steps)})
+            pending = (self._pilot.passed() or 0) <= steps
+            if not pending or now >= until or self._idle():
+                connection.send({"id": ident, **self._applied(), "pending": pending})
             else:
                 still.append((connection, ident, until, steps))
         self._waiting = still
@@ -96,8 +86,8 @@ class KnobHandler:
         op = message.get("op")
         if op == "get":
             return self._state(connection, now)
-        if self._pilot.off:
-            return {"type": "refused", "why": f"knobs are off: {self._pilot.off}"}
+        if why := self._pilot.refuses():
+            return {"type": "refused", "why": why}
         if op == "set":
             return self._set(connection, message, now)
         return self._lease_op(connection, message, now)
@@ -114,7 +104,7 @@ class KnobHandler:
             return {"type": "leased", "ttl_s": ttl}
         if op == "renew":
             return {"type": "leased", "ttl_s": law.renew(owner, now)}
-        if op == "bypass":
+        if op == "bypass" and self._pilot.bypasses:
             law.bypass(owner, bool(message.get("on")), now)
             return {"type": "bypassed", "on": bool(message.get("on"))}
         if op == "release":
@@ -130,50 +120,33 @@ class KnobHandler:
         if not isinstance(values, dict) or not values:
             return {"type": "error", "why": "values: an object of knob names and numbers"}
         running, _waiting = self._pilot.counts()
-        steps = self._passed()
+        steps = self._pilot.passed()
         self._law.set(owner, values, now, running)
+        if steps is None:
+            return self._applied()
         if self._idle():
-            return self._applied(pending=True)
+            return {**self._applied(), "pending": True}
         self._waiting.append((connection, message.get("id"), now + APPLY_WAIT_SECONDS, steps))
         return None  # answered from tick
 
-    def _applied(self, pending: bool) -> dict[str, Any]:
-        return {
-            "type": "set",
-            "applied": self._law.asked(self._clock()).as_json(),
-            "pending": pending,
-        }
-
-    def _passed(self) -> int:
-        counters = self._pilot.counters
-        return counters.steps + counters.empty_steps
+    def _applied(self) -> dict[str, Any]:
+        return {"type": "set", "applied": self._law.asked(self._clock()).as_json()}
 
     def _idle(self) -> bool:
         return self._pilot.counts() == (0, 0)
 
     def _state(self, connection: Connection, now: float) -> dict[str, Any]:
-        pilot, envelope = self._pilot, self._law.envelope
+        pilot, law = self._pilot, self._law
         running, waiting = pilot.counts()
-        holder, values = self._law.holder(now), self._law.asked(now).as_json()
-        knobs = {
-            name: {
-                "unit": KNOB_UNITS[name],
-                "value": values[name],
-                "boot": envelope.boot.as_json()[name],
-                "minimum": bound.minimum,
-                "maximum": bound.maximum,
-                "why": pilot.off or bound.why,
-            }
-            for name, bound in envelope.bounds(running).items()
-        }
+        holder = law.holder(now)
         return {
             "type": "state",
-            "rank": self._rank,
-            "knobs": knobs,
-            "in_force": {} if pilot.missing else self._in_force(),
+            "rank": pilot.rank,
+            "knobs": self._knobs(now, running),
+            "in_force": pilot.in_force(),
             "lease": None if holder is None else {"owner": holder[0], "seconds_left": holder[1]},
-            "leases_expired_total": self._law.expired_total,
-            "bypass": self._law.target.bypass,
+            "leases_expired_total": law.expired_total,
+            "bypass": law.target.bypass,
             "off": pilot.off,
             "faults": pilot.faults,
             "running": running,
@@ -182,14 +155,20 @@ class KnobHandler:
             **pilot.counters.as_json(),
         }
 
-    def _in_force(self) -> dict[str, int]:
-        """The scheduler's attributes as they are this moment (they follow at the next step)."""
-        scheduler = self._pilot.scheduler
-        config = scheduler.scheduler_config
+    def _knobs(self, now: float, running: int) -> dict[str, dict[str, Any]]:
+        pilot, bounds = self._pilot, self._pilot.bounds(running)
+        values = pilot.shown(now) if bounds else {}
+        boot = pilot.envelope.boot.as_json()
         return {
-            "chunk_tokens": int(scheduler.max_num_scheduled_tokens),
-            "long_prefill_threshold_tokens": int(config.long_prefill_token_threshold),
-            "max_running_requests": int(getattr(scheduler, self._pilot.slots)),
+            name: {
+                "unit": pilot.units[name],
+                "value": values[name],
+                "boot": boot[name],
+                "minimum": bound.minimum,
+                "maximum": bound.maximum,
+                "why": bound.why,
+            }
+            for name, bound in bounds.items()
         }
 
     def _take_max(self, connection: Connection) -> int:
@@ -202,12 +181,12 @@ class KnobHandler:
         return mine
 
 
-def serve_knobs(directory: Path, group_name: str | None) -> Callable[[Pilot], None]:
-    """A function that opens the socket for a Pilot (called in the engine core)."""
+def socket_name(pilot: KnobPilot[Any], pid: int) -> str:
+    """The file name of this rank's socket."""
+    return f"knobs-{pid}-{pilot.rank_name}.sock"
 
-    def serve(pilot: Pilot) -> None:
-        handler = KnobHandler(pilot, getattr(pilot.scheduler, "vllm_config", None))
-        name = f"knobs-{os.getpid()}-dp{rank_of(pilot.scheduler)}.sock"
-        LineServer(directory / name, handler, group_name=group_name).start()
 
-    return serve
+def serve_knobs(pilot: KnobPilot[Any], directory: Path, group_name: str | None) -> None:
+    """Open the socket of this rank and serve it in a thread of its own."""
+    path = directory / socket_name(pilot, os.getpid())
+    LineServer(path, KnobHandler(pilot), group_name=group_name).start()

@@ -1,3 +1,5 @@
+"""Socket, client and group, on simulated schedulers of vLLM."""
+
 from __future__ import annotations
 
 import asyncio
@@ -16,10 +18,10 @@ from exporters.vllm import fakes
 from servoscope.exporters.knobs.client import KnobClient, KnobRefused, find_knob_sockets
 from servoscope.exporters.knobs.group import KnobGroup
 from servoscope.exporters.knobs.reading import KnobState, state_from_message
+from servoscope.exporters.knobs.server import KnobHandler
 from servoscope.exporters.plugin.hello import ProtocolError
 from servoscope.exporters.plugin.line_server import LineServer
 from servoscope.exporters.records import KnobMode
-from servoscope.exporters.vllm.knob_server import KnobHandler
 from servoscope.exporters.vllm.knobs import describe
 from servoscope.exporters.vllm.scheduler import Pilot, steered
 
@@ -34,7 +36,7 @@ class Core:
         self.scheduler = steered(fakes.Scheduler, pilots.append)(fakes.vllm_config(**config))
         self.pilot = pilots[0]
         self.pilot._clock = self.clock
-        handler = KnobHandler(self.pilot, self.scheduler.vllm_config, self.clock)
+        handler = KnobHandler(self.pilot, self.clock)
         self.server = LineServer(path, handler)
         self.server.start()
 
@@ -256,14 +258,6 @@ def test_any_state_is_read_or_refused(message: dict[str, Any]) -> None:
         assert text.startswith("state: ")
     else:
         assert isinstance(state, KnobState)
-
-
-def test_without_a_plugin_it_says_what_a_restart_could_do() -> None:
-    knobs = {k.name: k for k in describe([])}
-    assert knobs["chunk_tokens"].mode is KnobMode.RESTART
-    assert "--max-num-batched-tokens" in knobs["chunk_tokens"].why
-    assert "SERVOSCOPE_KNOBS=1" in knobs["chunk_tokens"].why
-    assert knobs["batch_window_seconds"].mode is KnobMode.OBSERVE
 
 
 async def test_an_engine_that_refuses_a_knob_shows_it(core: MakeCore) -> None:
