@@ -33,6 +33,7 @@ class FakeEngine:
         self.version = "0.32.0"
         self.model_name = "tiny"
         self.paths: dict[str, Any] = {}  # overrides: path -> JSON value or None for 404
+        self.statuses: dict[str, int] = {}  # path -> status of an error
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
         self.port = 0
@@ -107,7 +108,9 @@ class FakeEngine:
             },
             **self.paths,
         }
-        if known.get(path) is None:
+        if path in self.statuses:
+            await self._send(writer, self.statuses[path], b"{}")
+        elif known.get(path) is None:
             await self._send(writer, 404, b"{}")
         else:
             await self._send(writer, 200, json.dumps(known[path]).encode())

@@ -28,6 +28,7 @@ from servoscope.sidecar.api.control_api import ControlApi
 from servoscope.sidecar.api.guard import HostGuard
 from servoscope.sidecar.api.report import Report
 from servoscope.sidecar.attach import announce
+from servoscope.sidecar.attach.llamacpp import SettingsOf, boot_values
 from servoscope.sidecar.attach.processes import engine_start
 from servoscope.sidecar.attach.target import Target, attach
 from servoscope.sidecar.attach.watch import EngineWatch
@@ -48,6 +49,7 @@ from servoscope.sidecar.sources.plugin import PluginSource
 from servoscope.sidecar.sources.preflight import insist
 from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
 from servoscope.sidecar.sources.selection import Selection
+from servoscope.sidecar.sources.slots import SlotsPoll
 
 if TYPE_CHECKING:
     from servoscope.alerts.spec import Objective
@@ -136,6 +138,7 @@ class Sidecar:
             clock=self.clock,
             forbidden=lambda: self.outlet.policy.refuses_knobs,
             version=lambda: self.target.version,
+            boot_values=lambda: boot_values(self.target),
         )
         self.plugin = PluginSource(
             lambda: (self.target.run_dirs, list(self.target.pids)),
@@ -151,16 +154,7 @@ class Sidecar:
             on_switch=self._switched,
             scraped_until=lambda: self.scrape.counted_until,
         )
-        self.loads: LoadsPoll | None = None
-        if target.engine == "sglang" and config.loads_interval_seconds:
-            self.loads = LoadsPoll(
-                session,
-                lambda: self.target,
-                self.engine_metrics,
-                interval_seconds=config.loads_interval_seconds,
-                timeout_seconds=config.scrape_timeout_seconds,
-                settings=candidates.settings,
-            )
+        self.loads = self._loads_of(session, candidates)
         self.report = Report(
             registry=self.registry,
             loads=self.loads,
@@ -181,6 +175,28 @@ class Sidecar:
             known_hosts(config.listen, config.allowed_hosts, socket.gethostname())
         )
         self.port = 0
+
+    def _loads_of(
+        self, session: aiohttp.ClientSession, candidates: Candidates
+    ) -> LoadsPoll | SlotsPoll | None:
+        """What tells the load at the rate that control needs, where the engine has such a thing."""
+        if self.config.loads_interval_seconds == 0:
+            return None
+        if self.target.engine == "sglang":
+            return LoadsPoll(
+                session, lambda: self.target, self.engine_metrics,
+                interval_seconds=self.config.loads_interval_seconds,
+                timeout_seconds=self.config.scrape_timeout_seconds,
+                settings=candidates.settings,
+            )  # fmt: skip
+        if self.target.engine == "llamacpp":
+            return SlotsPoll(
+                session, lambda: self.target, self.engine_metrics,
+                interval_seconds=self.config.loads_interval_seconds,
+                timeout_seconds=self.config.scrape_timeout_seconds,
+                settings=SettingsOf(lambda: self.target), busy=lambda: self.scrape.shows_work,
+            )  # fmt: skip
+        return None
 
     @property
     def target(self) -> Target:

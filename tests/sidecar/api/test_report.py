@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from servoscope.exporters.records import RequestRecord, Source, SourceState
+from servoscope.exporters.records import KnobMode, RequestRecord, Source, SourceState
 from servoscope.sidecar.attach.target import Target, attach
 from servoscope.sidecar.config import ConfigError, SidecarConfig
 from servoscope.sidecar.service import Sidecar
@@ -59,8 +59,12 @@ async def test_an_engine_without_a_plug_in_of_ours_says_so(build: Build) -> None
     target = replace(build.target, engine="llamacpp")  # type: ignore[attr-defined]
     sidecar = build(target)
     assert states(sidecar)[Source.PLUGIN] == (SourceState.OFF, "there is no plug-in for llamacpp")
-    assert await sidecar.control.knobs() == []
+    knobs = {knob.name: knob for knob in await sidecar.control.knobs()}
+    assert {knob.mode for knob in knobs.values()} == {KnobMode.RESTART}
+    assert "--batch-size" in knobs["chunk_tokens"].why
     assert "llamacpp" in sidecar.control.why
+    assert [s.source for s in sidecar.report.statuses()][-1] is Source.LOADS
+    assert build(target, loads_interval_seconds=0).loads is None
 
 
 async def test_it_is_ready_when_a_source_was_chosen_and_the_engine_was_read(build: Build) -> None:

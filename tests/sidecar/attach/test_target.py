@@ -52,6 +52,31 @@ async def test_a_llamacpp_is_recognised(engine: Any) -> None:
     assert (target.engine, target.version, target.model_name) == ("llamacpp", "b11549-abc", "g")
 
 
+async def test_of_a_llamacpp_numbers_are_kept_and_its_chat_template_is_not(engine: Any) -> None:
+    engine.paths = {
+        "/v1/models": {"data": [{"id": "g", "owned_by": "llamacpp"}]},
+        "/props": {
+            "total_slots": 4, "build_info": "b0-unknown", "model_path": "/m.gguf",
+            "default_generation_settings": {"n_ctx": 2048, "params": {"seed": 1}},
+            "chat_template": "{% secret %}", "is_sleeping": False, "endpoint_slots": True,
+        },
+        "/version": None,
+    }  # fmt: skip
+    target = await attach(engine.url)
+    assert target.version is None  # a build made outside git does not know its number
+    assert target.settings == {
+        "slots": 4, "slot_context_tokens": 2048, "sleeping": False, "slots_endpoint": True,
+    }  # fmt: skip
+    assert "secret" not in repr(target)
+
+
+async def test_a_llamacpp_that_wants_a_key_for_props_is_one_all_the_same(engine: Any) -> None:
+    engine.paths = {"/v1/models": {"data": [{"id": "g", "owned_by": "llamacpp"}]}}
+    engine.statuses["/props"] = 401
+    target = await attach(engine.url)
+    assert (target.engine, target.version, target.settings) == ("llamacpp", None, {})
+
+
 async def test_a_key_on_the_models_list_does_not_stop_it(engine: Any) -> None:
     engine.paths["/v1/models"] = None
     target = await attach(engine.url)

@@ -14,9 +14,10 @@ from engines.background import background
 from exporters.sglang import engine_fakes as fakes
 from servoscope.exporters.knobs.server import KnobHandler, socket_name
 from servoscope.exporters.plugin.line_server import LineServer
+from servoscope.exporters.records import Knob, KnobMode
 from servoscope.sidecar.config import ControlConfig
 from servoscope.sidecar.control.audit import AuditLog
-from servoscope.sidecar.control.kinds import knob_kind
+from servoscope.sidecar.control.kinds import knob_kind, with_boot_values
 from servoscope.sidecar.control.knobs import ControlError, KnobControl
 
 
@@ -85,8 +86,28 @@ async def test_without_sockets_the_reason_is_the_versions(
 
 
 def test_engines_without_knobs_have_no_kind() -> None:
-    assert knob_kind("llamacpp") is None
-    for engine in ("vllm", "sglang"):
+    assert knob_kind("tgi") is None
+    for engine in ("vllm", "sglang", "llamacpp"):
         kind = knob_kind(engine)
         assert kind is not None
         assert kind.describe([])
+
+
+def test_boot_values_are_shown_for_knobs_that_nobody_steers() -> None:
+    kind = knob_kind("llamacpp")
+    assert kind is not None
+    told = {"chunk_tokens": 512.0, "max_running_requests": 4.0, "unheard_of": 1.0}
+    found = {knob.name: knob for knob in with_boot_values(kind.describe([]), told)}
+    assert found["chunk_tokens"].value == found["chunk_tokens"].boot_value == 512
+    assert found["max_running_requests"].boot_value == 4
+    assert found["ubatch_tokens"].value is None
+    assert {knob.mode for knob in found.values()} == {KnobMode.RESTART}
+    assert "unheard_of" not in found
+
+
+def test_a_knob_that_is_steered_keeps_its_own_values() -> None:
+    steered = Knob(
+        name="chunk_tokens", mode=KnobMode.LIVE, unit="tokens", value=64.0, boot_value=512.0,
+        minimum=5.0, maximum=512.0,
+    )  # fmt: skip
+    assert with_boot_values([steered], {"chunk_tokens": 2048.0}) == [steered]

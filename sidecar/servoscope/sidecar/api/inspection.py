@@ -16,11 +16,16 @@ from servoscope.exporters.gpu import read_gpus
 from servoscope.exporters.knobs.client import find_knob_sockets
 from servoscope.exporters.records import Source, SourceState, SourceStatus
 from servoscope.exporters.vllm.requests import find_stats_sockets
+from servoscope.sidecar.attach.llamacpp import SettingsOf, boot_values
 from servoscope.sidecar.attach.sglang import engine_files
 from servoscope.sidecar.attach.target import AttachError, attach, identify
-from servoscope.sidecar.control.kinds import OBSERVE_ONLY, knob_kind
+from servoscope.sidecar.control.kinds import OBSERVE_ONLY, knob_kind, with_boot_values
+from servoscope.sidecar.measure.pipeline import Identity
+from servoscope.sidecar.publish.engine_metrics import EngineMetrics
+from servoscope.sidecar.publish.families import Registry
 from servoscope.sidecar.publish.host_metrics import gpus_of, process_rows
 from servoscope.sidecar.sources import plugin, request_file, scrape
+from servoscope.sidecar.sources.slots import SlotsPoll
 from servoscope.sidecar.tap.source import tap_missing
 
 if TYPE_CHECKING:
@@ -102,6 +107,7 @@ async def inspect_url(
             _relay(config),
             *([_otlp(config)] if target.engine == "sglang" else []),
             scraped,
+            *([await _slots(target, config, scraped)] if target.engine == "llamacpp" else []),
         ],
         knobs=knobs,
         in_force=None,
@@ -132,13 +138,14 @@ async def _knobs(target: Target) -> tuple[list[Knob], str]:
     kind = knob_kind(target.engine)
     if kind is None:
         return [], OBSERVE_ONLY.format(target.engine)
+    told = boot_values(target)
     if not paths:
-        return kind.describe([]), kind.why_none(target.version)
+        return with_boot_values(kind.describe([]), told), kind.why_none(target.version)
     try:
         async with asyncio.timeout(5.0):
             group = await kind.connect(paths)
             try:
-                return kind.describe(await group.get()), ""
+                return with_boot_values(kind.describe(await group.get()), told), ""
             finally:
                 with contextlib.suppress(OSError):
                     await group.aclose()
@@ -184,6 +191,23 @@ def _tap(target: Target, config: SidecarConfig) -> SourceStatus:
 
 def _relay(config: SidecarConfig) -> SourceStatus:
     return SourceStatus(source=Source.RELAY, detail=config.relay or "not configured")
+
+
+async def _slots(target: Target, config: SidecarConfig, scraped: SourceStatus) -> SourceStatus:
+    """One question for /slots, where it does no harm."""
+    identity = Identity(target.engine, target.server, "", "", "")
+    async with aiohttp.ClientSession(trust_env=False) as session:
+        poll = SlotsPoll(
+            session,
+            lambda: target,
+            EngineMetrics(Registry(), identity),
+            interval_seconds=1.0,
+            timeout_seconds=config.scrape_timeout_seconds,
+            settings=SettingsOf(lambda: target),
+            busy=lambda: scraped.state is SourceState.OK,
+        )
+        await poll.once()
+    return poll.status(time.monotonic())
 
 
 async def _scrape(target: Target, config: SidecarConfig) -> SourceStatus:

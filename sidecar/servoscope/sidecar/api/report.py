@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from servoscope.sidecar.sources.loads import LoadsPoll
     from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
     from servoscope.sidecar.sources.selection import Selection
+    from servoscope.sidecar.sources.slots import SlotsPoll
 
 __all__ = ["Report"]
 
@@ -41,7 +42,7 @@ class Report:
         registry: Registry,
         watch: EngineWatch,
         scrape: ScrapeLoop,
-        loads: LoadsPoll | None = None,
+        loads: LoadsPoll | SlotsPoll | None = None,
         selection: Selection,
         pipeline: Pipeline,
         aggregate: Aggregate,

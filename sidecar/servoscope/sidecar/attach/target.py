@@ -22,6 +22,7 @@ from servoscope.exporters.paths import run_dir
 from servoscope.exporters.sglang.settings import SETTING_NAMES
 from servoscope.sidecar.attach import model, processes
 from servoscope.sidecar.attach.canonical import locate, server_label
+from servoscope.sidecar.attach.llamacpp import kept_of_props
 from servoscope.sidecar.attach.processes import ServerProcess
 
 __all__ = [
@@ -65,7 +66,8 @@ class Target:
     argv: tuple[str, ...] = ()
     run_dirs: list[Path] = field(default_factory=list)
     processes: tuple[ServerProcess, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)  # SGLang's, as far as we need them
+    #: How the engine was started, as far as it says and we need it (SGLang, llama.cpp).
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def supported(self) -> bool:
@@ -144,19 +146,20 @@ async def identify(
         return None
     engine, details = answers
     if engine == "llamacpp":
-        version = details.get("build_info")
-        root = details.get("model_path")
+        props, settings = kept_of_props(details)
+        version, root, alias = props.build, props.model_path, props.model_alias
     else:
-        version = details.get("version")
-        root = entry.get("root")
-    name = entry.get("id") or details.get("model_alias") or details.get("served_model_name")
+        settings = {name: details[name] for name in SETTING_NAMES if name in details}
+        version, root = details.get("version"), entry.get("root")
+        alias = details.get("served_model_name")
+    name = entry.get("id") or alias
     return Answers(
         engine=engine,
         version=str(version)[:64] if version else None,
         model_name=str(name)[:_MAX_NAME_CHARACTERS] if name else None,
         root=root if isinstance(root, str) else None,
         reported=model.reported_version(entry, details),
-        settings={name: details[name] for name in SETTING_NAMES if name in details},
+        settings=settings,
     )
 
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from servoscope.exporters.knobs.group import KnobGroup
 from servoscope.exporters.knobs.reading import KnobState
+from servoscope.exporters.llamacpp import knobs as llamacpp
 from servoscope.exporters.records import Knob
 from servoscope.exporters.sglang import knobs as sglang
 from servoscope.exporters.vllm import knobs as vllm
 
-__all__ = ["NO_KNOBS", "OBSERVE_ONLY", "Connect", "KnobKind", "KnobRanks", "knob_kind"]
+__all__ = [
+    "NO_KNOBS",
+    "OBSERVE_ONLY",
+    "Connect",
+    "KnobKind",
+    "KnobRanks",
+    "knob_kind",
+    "with_boot_values",
+]
 
 NO_KNOBS = (
     "no knob can be set on this engine: our plug-in does not wrap its scheduler. "
@@ -49,19 +58,36 @@ Connect = Callable[[Sequence[Path]], Awaitable[KnobRanks]]
 
 @dataclass(frozen=True, slots=True)
 class KnobKind:
-    """``why_none``: why an engine of this version shows no knobs socket, in words."""
+    """``why_none``: why an engine of this version shows no knobs socket, in words.
+
+    ``counts_steps``: whether the socket tells what the scheduler did, or only of knobs.
+    """
 
     connect: Connect
     describe: Callable[[Sequence[KnobState]], list[Knob]]
     why_none: Callable[[str | None], str]
+    counts_steps: bool = True
 
 
 _KINDS = {
     "vllm": KnobKind(KnobGroup.connect, vllm.describe, lambda _version: NO_KNOBS),
     "sglang": KnobKind(sglang.SglangKnobGroup.connect, sglang.describe, sglang.why_none),
+    "llamacpp": KnobKind(
+        KnobGroup.connect, llamacpp.describe, lambda _version: llamacpp.NOT_LIVE, counts_steps=False
+    ),
 }
 
 
 def knob_kind(engine: str) -> KnobKind | None:
     """How knobs of this engine are turned; None for one that has none."""
     return _KINDS.get(engine)
+
+
+def with_boot_values(knobs: Sequence[Knob], told: Mapping[str, float]) -> list[Knob]:
+    """``knobs``, with what is known of the engine's start for those that nobody steers."""
+    return [
+        replace(knob, value=told[knob.name], boot_value=told[knob.name])
+        if knob.value is None and knob.boot_value is None and knob.name in told
+        else knob
+        for knob in knobs
+    ]

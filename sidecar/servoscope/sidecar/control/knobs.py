@@ -23,7 +23,14 @@ from servoscope.exporters.plugin.hello import ProtocolError
 from servoscope.exporters.records import Knob
 from servoscope.sidecar.config import ControlConfig
 from servoscope.sidecar.control.audit import AuditError, AuditLog
-from servoscope.sidecar.control.kinds import OBSERVE_ONLY, Connect, KnobKind, KnobRanks, knob_kind
+from servoscope.sidecar.control.kinds import (
+    OBSERVE_ONLY,
+    Connect,
+    KnobKind,
+    KnobRanks,
+    knob_kind,
+    with_boot_values,
+)
 
 __all__ = ["ControlError", "KnobControl"]
 
@@ -48,7 +55,8 @@ class KnobControl:
     """``find`` lists the knob sockets of the engine as it is now.
 
     ``forbidden`` says why nothing may be set now, or is empty; what is set already stays, and can
-    always be given back.
+    always be given back. ``boot_values`` are those of knobs that nobody steers, where the engine
+    tells them otherwise.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class KnobControl:
         connect: Connect | None = None,
         version: Callable[[], str | None] = lambda: None,
         forbidden: Callable[[], str] = lambda: "",
+        boot_values: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._config = config
         self._audit = audit
@@ -75,6 +84,7 @@ class KnobControl:
         self._connect = connect or (self._kind.connect if self._kind else None)
         self._version = version
         self._forbidden = forbidden
+        self._boot_values = boot_values
         self._ranks: KnobRanks | None = None
         self._paths: tuple[Path, ...] = ()
         self._lock = asyncio.Lock()
@@ -111,7 +121,9 @@ class KnobControl:
     async def knobs(self) -> list[Knob]:
         """The knobs over all ranks; those that need a restart when none is live."""
         states = await self.states()
-        return self._kind.describe(states) if self._kind else []
+        if self._kind is None:
+            return []
+        return with_boot_values(self._kind.describe(states), self._boot_values())
 
     async def set(self, values: Mapping[str, Any], actor: str) -> dict[str, float]:
         """Set knobs on all ranks, or none. Returns what is in force, as read back.

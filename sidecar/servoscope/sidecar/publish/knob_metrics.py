@@ -47,8 +47,10 @@ class KnobMetrics:
             for name in _GAUGES:
                 self._registry.family(name).clear()
             return
-        self._counters(states, identity, epoch)
-        if (kind := knob_kind(identity.engine)) is not None:
+        kind = knob_kind(identity.engine)
+        if kind is None or kind.counts_steps:
+            self._counters(states, identity, epoch)
+        if kind is not None:
             self._knobs(states, identity, kind)
 
     def _counters(self, states: Sequence[KnobState], identity: Identity, epoch: Hashable) -> None:

@@ -107,6 +107,14 @@ class ScrapeLoop:
         sample = self.sample
         return sample is not None and sample.total("engine_requests_total") is not None
 
+    @property
+    def shows_work(self) -> bool:
+        """Whether the last text told of requests that run or wait."""
+        sample = self.sample
+        if sample is None or self.state.up is False:
+            return False
+        return (sample.total("running") or 0) + (sample.total("waiting") or 0) > 0
+
     def status(self, now: float) -> SourceStatus:
         """As the sources of requests have it."""
         return self.state.status(now)
