@@ -20,7 +20,6 @@ import psutil
 
 __all__ = [
     "ROOT",
-    "TORCH_INDEX_VARIABLE",
     "EngineError",
     "ProcessTree",
     "cache_directory",
@@ -31,8 +30,6 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-#: An index that has the CPU build of torch, where pip's own does not (see docs/engines.md).
-TORCH_INDEX_VARIABLE = "SERVOSCOPE_TORCH_INDEX"
 SHARED_MEMORY = "/dev/shm/"
 
 

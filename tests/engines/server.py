@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 from engines.process import EngineError, ProcessTree, cache_directory, free_port, locked, run
 
-__all__ = ["SERVED_NAME", "EngineServer", "random_model"]
+__all__ = ["SERVED_NAME", "EngineServer", "ServerOptions", "random_model"]
 
 MODELS: Mapping[str, tuple[int, int]] = {"mid": (512, 6), "tiny": (128, 2)}  # hidden, layers
 SERVED_NAME = "tiny"
@@ -42,24 +43,52 @@ def random_model(kind: str, python: Path) -> Path:
     return home
 
 
-class EngineServer(ABC):
-    """Starts, waits until healthy, and always ends the whole process tree.
+class ServerOptions(TypedDict, total=False):
+    """What every engine's server can be started with.
 
-    A context manager. ``run_dir`` is SERVOSCOPE_RUN_DIR: one of its own unless given.
+    kind: which model (see MODELS).
+    plugin: False starts it with nothing of ours in it (allow-list without our name).
+    knobs: let the plug-in steer the scheduler (SERVOSCOPE_KNOBS=1).
+    args: further command-line arguments; they come last, so they win.
+    env: further environment.
+    run_dir: SERVOSCOPE_RUN_DIR; a directory of its own unless given.
     """
+
+    kind: str
+    plugin: bool
+    knobs: bool
+    dtype: str
+    args: Sequence[str]
+    env: Mapping[str, str] | None
+    run_dir: Path | None
+    port: int | None
+
+
+class EngineServer(ABC):
+    """Starts, waits until healthy, and always ends the whole process tree. A context manager."""
 
     #: As in messages.
     engine: ClassVar[str]
+    #: What is the engine's unless it is asked for: kind of model, type of its numbers.
+    kind: ClassVar[str]
+    dtype: ClassVar[str]
+    #: Its variables: not inherited, and what keeps our plug-in out.
+    foreign: ClassVar[tuple[str, ...]]
+    no_plugin: ClassVar[Mapping[str, str]]
     start_seconds: ClassVar[float] = 240.0
     #: How the end of the ``with`` block ends the server: asked first, or at once.
     leaves_gently: ClassVar[bool] = True
 
-    def __init__(self, *, run_dir: Path | None, port: int | None) -> None:
+    def __init__(self, **options: Unpack[ServerOptions]) -> None:
+        self._options = options
+        self._kind = options.get("kind", self.kind)
+        self._dtype = options.get("dtype", self.dtype)
+        self._args = tuple(options.get("args", ()))
         self._tree: ProcessTree | None = None
         self._scratch = Path(tempfile.mkdtemp(prefix=f"servoscope-{self.engine.lower()}-"))
-        self.run_dir = run_dir or self._scratch / "run"
+        self.run_dir = options.get("run_dir") or self._scratch / "run"
         self.log_path = self._scratch / "server.log"
-        self.port = port or free_port()
+        self.port = options.get("port") or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.model_name = SERVED_NAME
 
@@ -68,8 +97,20 @@ class EngineServer(ABC):
         """The server's command line."""
 
     @abstractmethod
+    def _settings(self) -> dict[str, str]:
+        """The engine's own part of the environment."""
+
     def _environment(self) -> dict[str, str]:
-        """The server's whole environment."""
+        foreign = ("SERVOSCOPE_", *self.foreign)
+        env = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+        env |= {
+            "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "SERVOSCOPE_RUN_DIR": str(self.run_dir),
+        }  # fmt: skip
+        if not self._options.get("plugin", True):
+            env |= self.no_plugin
+        if self._options.get("knobs", False):
+            env["SERVOSCOPE_KNOBS"] = "1"
+        return env | self._settings() | dict(self._options.get("env") or {})
 
     @property
     def pid(self) -> int:

