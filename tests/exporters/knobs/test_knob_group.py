@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,14 @@ MakeCore = Callable[..., Core]
 
 
 @pytest.fixture
-def core(tmp_path: Path) -> Iterator[MakeCore]:
+def core(tmp_path: Path, line_servers: list[LineServer]) -> MakeCore:
     cores: list[Core] = []
 
     def make(**config: Any) -> Core:
         cores.append(Core(tmp_path / f"knobs-{100 + len(cores)}-dp{len(cores)}.sock", **config))
         return cores[-1]
 
-    yield make
-    for one in cores:
-        one.server.stop()
+    return make
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -4,7 +4,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,12 @@ Start = Callable[[Path], LineServer]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    servers: list[LineServer] = []
-
+def start(line_servers: list[LineServer]) -> Start:
     def begin(path: Path) -> LineServer:
-        server = LineServer(path, Echo())
-        server.start()
-        servers.append(server)
-        return server
+        LineServer(path, Echo()).start()
+        return line_servers[-1]
 
-    yield begin
-    for server in servers:
-        server.stop()
+    return begin
 
 
 def lines(peer: socket.socket, count: int) -> list[bytes]:

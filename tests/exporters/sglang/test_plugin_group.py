@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,12 @@ from servoscope.exporters.sglang.knobs import SglangKnobGroup, describe, why_non
 class Engine:
     """A group of ranks with their sockets; ``run`` is the loop that all of them make."""
 
-    def __init__(self, directory: Path, size: int) -> None:
+    def __init__(self, directory: Path, size: int = 2) -> None:
         self.group = fakes.Group(size)
         self.paths = []
-        self.servers = []
         for pilot, clock in zip(self.group.pilots, self.group.clocks, strict=True):
             path = directory / socket_name(pilot, 100 + pilot.place.tp_rank)
-            self.servers.append(LineServer(path, KnobHandler(pilot, clock)))
-            self.servers[-1].start()
+            LineServer(path, KnobHandler(pilot, clock)).start()
             self.paths.append(path)
 
     async def run(self) -> None:
@@ -43,17 +42,8 @@ MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[MakeEngine]:
-    made: list[Engine] = []
-
-    def make(size: int = 2) -> Engine:
-        made.append(Engine(tmp_path, size))
-        return made[-1]
-
-    yield make
-    for one in made:
-        for server in one.servers:
-            server.stop()
+def engine(tmp_path: Path, line_servers: list[LineServer]) -> MakeEngine:
+    return partial(Engine, tmp_path)
 
 
 async def test_a_setting_is_confirmed_by_every_rank(engine: MakeEngine) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import enum
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -127,18 +127,10 @@ class Sglang:
 
 
 @pytest.fixture
-def sglang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Sglang]:
-    servers: list[LineServer] = []
-    start = LineServer.start
-
-    def started(server: LineServer) -> None:
-        servers.append(server)
-        start(server)
-
-    monkeypatch.setattr(LineServer, "start", started)
-    yield Sglang(monkeypatch, tmp_path)
-    for server in servers:
-        server.stop()
+def sglang(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line_servers: list[LineServer]
+) -> Sglang:
+    return Sglang(monkeypatch, tmp_path)
 
 
 def test_installed_alone_it_hooks_nothing(sglang: Sglang, tmp_path: Path) -> None:
@@ -223,25 +215,19 @@ def test_another_version_is_not_hooked_and_says_what_it_lacks(
     sglang: Sglang,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    line_servers: list[LineServer],
     break_it: Callable[[Sglang], Any],
     lacks: str,
 ) -> None:
     monkeypatch.setenv(plugin.KNOBS_VARIABLE, "1")
     break_it(sglang)
-    said: list[Any] = []
-    start = LineServer.start
-
-    def started(server: LineServer) -> None:
-        said.append(server._handler.hello())
-        start(server)
-
-    monkeypatch.setattr(LineServer, "start", started)
     sglang.boot()
     assert [target for target, _, _ in HookRegistry.hooks] == [
         f"{access.SCHEDULER}.Scheduler.__init__"
     ]
-    assert said[0]["off"].startswith("SGLang 0.5.23 lacks ")
-    assert lacks in said[0]["off"]
+    off = line_servers[0]._handler.hello()["off"]
+    assert off.startswith("SGLang 0.5.23 lacks ")
+    assert lacks in off
     assert plugin._pilot() is None
     assert len(list(tmp_path.iterdir())) == 1
 

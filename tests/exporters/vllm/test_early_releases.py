@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -13,9 +13,8 @@ from typing import Any, cast
 import pytest
 
 from exporters.vllm import fakes
-from servoscope.exporters.plugin.line_server import LineServer
 from servoscope.exporters.plugin.sockets import connect
-from servoscope.exporters.vllm import early_releases, plugin, stats_feed
+from servoscope.exporters.vllm import early_releases, plugin
 from servoscope.exporters.vllm.hooks import Hooks, install
 from servoscope.exporters.vllm.lifecycle import Lifecycle
 
@@ -283,7 +282,7 @@ class StatLoggerBase:
 
 
 @pytest.fixture
-def early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def early(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> dict[str, Any]:
     """A fake vllm 0.9.2: arguments, engine, and the look-up of schedulers by name."""
 
     class SchedulerInterface:
@@ -322,27 +321,7 @@ def early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str,
         modules[name] = module = ModuleType(name)
         module.__dict__.update(names)
         monkeypatch.setitem(sys.modules, name, module)
-    for name in (plugin.DISABLE_VARIABLE, plugin.KNOBS_VARIABLE, "SERVOSCOPE_SOCKET_GROUP"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SERVOSCOPE_RUN_DIR", str(tmp_path / "run"))
-    servers: list[LineServer] = []
-
-    class Kept(LineServer):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            servers.append(self)
-
-    monkeypatch.setattr(stats_feed, "LineServer", Kept)
-    monkeypatch.setattr("servoscope.exporters.knobs.server.LineServer", Kept)
-    plugin._FEEDS.clear()
-    yield {"modules": modules, "run": tmp_path / "run"}
-    for server in servers:
-        server.stop()
-    for feed in plugin._FEEDS.values():
-        if feed is not None:
-            feed.hooks.unwrap()
-    plugin._FEEDS.clear()
-    plugin.__dict__.pop("StatLogger", None)
+    return {"modules": modules, "run": run_directory}
 
 
 def start(early: dict[str, Any], **options: Any) -> Any:

@@ -4,7 +4,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 from exporters.vllm import fakes
-from servoscope.exporters.plugin.line_server import LineServer
 from servoscope.exporters.plugin.sockets import connect
-from servoscope.exporters.vllm import plugin, stats_feed
+from servoscope.exporters.vllm import plugin
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -92,7 +90,7 @@ class StatLoggerBase:
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def vllm(monkeypatch: pytest.MonkeyPatch, run_directory: Path) -> dict[str, Any]:
     """A fake vllm package, a runtime directory, and a clean environment."""
     processor, stats, llm = fakes.fresh_classes()
     config: Any = type("SchedulerConfig", (fakes.SchedulerConfig,), {})
@@ -108,27 +106,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, 
         module = ModuleType(name)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    for name in (plugin.DISABLE_VARIABLE, plugin.KNOBS_VARIABLE, "SERVOSCOPE_SOCKET_GROUP"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SERVOSCOPE_RUN_DIR", str(tmp_path / "run"))
-    servers: list[LineServer] = []
-
-    class Kept(LineServer):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            servers.append(self)
-
-    monkeypatch.setattr(stats_feed, "LineServer", Kept)
-    monkeypatch.setattr("servoscope.exporters.knobs.server.LineServer", Kept)
-    plugin._FEEDS.clear()
-    yield {"SchedulerConfig": config, "OutputProcessor": processor, "run": tmp_path / "run"}
-    for server in servers:
-        server.stop()
-    for feed in plugin._FEEDS.values():
-        if feed is not None:
-            feed.hooks.unwrap()  # also FastAPI, which other tests may have loaded
-    plugin._FEEDS.clear()
-    plugin.__dict__.pop("StatLogger", None)
+    return {"SchedulerConfig": config, "OutputProcessor": processor, "run": run_directory}
 
 
 def stat_logger() -> Any:

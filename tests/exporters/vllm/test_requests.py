@@ -70,20 +70,12 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    made: list[Any] = []
-    real = LineServer
-
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        made.append(real(*args, **kwargs))
-        return made[-1]
-
-    monkeypatch.setattr(stats_feed, "LineServer", keep)
+def server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line_servers: list[LineServer]
+) -> Iterator[Server]:
     monkeypatch.setattr(stats_feed, "watch_http", lambda _hooks: False)  # tests say it themselves
     started = Server(tmp_path)
     yield started
-    for one in made:
-        one.stop()
     started.feed.hooks.unwrap()
 
 

@@ -96,9 +96,4 @@ class KnobGroup:
 
     async def _roll_back(self, done: Sequence[tuple[KnobClient, Mapping[str, float]]]) -> None:
         """Old values to every rank asked so far; one that is out of reach reverts by its lease."""
-        results = await asyncio.gather(
-            *(client.set(old) for client, old in done), return_exceptions=True
-        )
-        for result in results:
-            if isinstance(result, asyncio.CancelledError):
-                raise result
+        await asyncio.gather(*(client.set(old) for client, old in done), return_exceptions=True)

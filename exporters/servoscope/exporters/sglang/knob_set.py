@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from servoscope.exporters.knobs.bounds import Envelope, KnobRefusedError
+from servoscope.exporters.knobs.bounds import Envelope, KnobRefusedError, knob_number
 from servoscope.exporters.knobs.window import MAX_WINDOW_SECONDS
 
 __all__ = ["KNOB_UNITS", "MAX_INTERVAL", "KnobEnvelope", "KnobSet"]
@@ -54,15 +55,9 @@ class KnobSet:
 
     @classmethod
     def from_json(cls, values: Mapping[str, float]) -> KnobSet:
-        """Of ``as_json``. Raises KeyError."""
-        return cls(
-            chunk_tokens=int(values["chunk_tokens"]),
-            prefill_decode_interval=int(values["prefill_decode_interval"]),
-            mixed_chunk=int(values["mixed_chunk"]),
-            max_running_requests=int(values["max_running_requests"]),
-            batch_window_seconds=float(values["batch_window_seconds"]),
-            batch_window_min_requests=int(values["batch_window_min_requests"]),
-        )
+        """Of ``as_json``. Raises KeyError, KnobRefusedError."""
+        told: dict[str, Any] = {name: knob_number(name, values[name]) for name in KNOB_UNITS}
+        return cls(**told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
