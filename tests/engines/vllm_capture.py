@@ -1,11 +1,14 @@
 """Captures what a real vLLM says, as fixtures, and tries our plug-in in it.
 
-``python -m engines.vllm_capture --home ENVIRONMENT --model DIRECTORY`` in tests/, where ENVIRONMENT
-is a virtual environment with any release of vLLM in it and DIRECTORY a small model made by
-make_model.py with the transformers of that environment. The server runs twice on the CPU under the
-same short load: streamed and whole, chat and completions, with shared prefixes, one client that
-leaves early and one request that is refused. First without anything of ours, for the fixture; then
-with this checkout installed into the environment, for what it can do there.
+``python -m engines.vllm_capture VERSION`` in tests/ does the whole of it, from nothing: it builds
+an environment with that release (vllm_release.py; ``--home`` says where), and runs the server twice
+on the CPU under the same short load: streamed and whole, chat and completions, with shared
+prefixes, one client that leaves early and one request that is refused. First without anything of
+ours, for the fixture; then with this checkout installed into the environment, for what it can do
+there. Two to four minutes. Where the release's compiled operators do not load beside the torch that
+is there, those of vllm_ops.py compute instead, and the output says so.
+
+Without VERSION, ``--home`` is an environment with some vLLM in it, made by hand.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from typing import Any
 from engines.background import background
 from engines.process import ROOT, EngineError, install_checkout
 from engines.vllm_cpu import VllmServer
+from engines.vllm_cpu import model as random_model
+from engines.vllm_release import operators, release
 from servoscope.exporters.knobs.client import KnobClient, find_knob_sockets
 from servoscope.exporters.records import Outcome, RequestRecord
 from servoscope.exporters.vllm.requests import StatsClient, find_stats_sockets
@@ -247,16 +252,22 @@ async def _steer(server: VllmServer, found: Findings) -> None:
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description="Capture a real vLLM, and try the plug-in in it.")
-    parser.add_argument("--home", type=Path, required=True, help="environment with vLLM in it")
-    parser.add_argument("--model", type=Path, required=True, help="model directory")
+    parser.add_argument("version", nargs="?", help="release of vLLM, as 0.25.1")
+    parser.add_argument("--home", type=Path, help="environment; built where VERSION is given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small random one)")
     parser.add_argument("--out", type=Path, default=FIXTURES)
     parser.add_argument("--only", choices=("capture", "plugin"))
     asked = parser.parse_args()
+    if asked.version is None and asked.home is None:
+        parser.error("say which VERSION, or --home")
+    home = asked.home if asked.version is None else release(asked.version, asked.home)
+    model = asked.model or random_model("tiny")
+    print(f"operators: {operators(home)}", flush=True)
     if asked.only != "plugin":
-        version, seen = capture(asked.home, asked.model, asked.out)
+        version, seen = capture(home, model, asked.out)
         print(f"{version}: {seen}", flush=True)
     if asked.only != "capture":
-        print(json.dumps(asdict(try_plugin(asked.home, asked.model)), indent=1))
+        print(json.dumps(asdict(try_plugin(home, model)), indent=1))
 
 
 if __name__ == "__main__":
