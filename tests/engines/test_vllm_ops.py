@@ -92,6 +92,15 @@ for window in (-1, 20):
             None, None,
         )
         pair.append(out)
+    earlier = torch.zeros(71, HEADS, SIZE)
+    caches = [torch.zeros(9, KV_HEADS, BLOCK, SIZE) for _ in range(2)]
+    ours.cpu_attn_reshape_and_cache(keys, values, *caches, before, "vec")
+    sides = (-1, -1) if window < 0 else (window - 1, 0)
+    ours.cpu_attention_left_right(
+        query, *caches, earlier, starts, lengths, 0.125, True, None, *sides, blocks, 0.0, None,
+        None, 1.0, 1.0, "auto",
+    )
+    compare(f"cpu_attention_left_right {window}", earlier, pair[1])
     compare(f"cpu_attention_with_kv_cache {window}", *pair)
     worst[f"size {window}"] = -pair[0].abs().max().item()
 print(json.dumps(worst))
@@ -129,7 +138,7 @@ def in_environment(script: str, *words: str) -> str:
 @pytest.mark.engine
 def test_they_compute_what_the_compiled_ones_compute() -> None:
     worst = json.loads(in_environment(COMPARE, str(packages_of(environment()))))
-    assert len(worst) == 10
+    assert len(worst) == 12
     assert {name: value for name, value in worst.items() if value > 1e-4} == {}
     assert worst["size -1"] < -0.1  # it was not zeros that agreed
 

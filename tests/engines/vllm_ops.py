@@ -226,13 +226,14 @@ def cpu_attention_with_kv_cache(
 
 @operator(
     f"_C::cpu_attention_with_kv_cache.left_right({_ATTENTION}, int left, int right,"
-    " Tensor block_table, float softcap, Tensor scheduler_metadata, Tensor? s_aux) -> ()"
+    " Tensor block_table, float softcap, Tensor scheduler_metadata, Tensor? s_aux,"
+    ' float k_scale=1.0, float v_scale=1.0, str kv_cache_dtype="auto") -> ()'
 )
 def cpu_attention_left_right(*args: Any) -> None:
     """The form before 0.25, where the window is two numbers: how far back, how far on."""
-    head, (left, right), rest = args[:9], args[9:11], args[11:]
+    head, (left, right), rest, scales = args[:9], args[9:11], args[11:15], args[15:]
     _refuse(right > 0, "a window that goes on behind the token")
-    cpu_attention_with_kv_cache(*head, left + 1 if left >= 0 else -1, *rest)
+    cpu_attention_with_kv_cache(*head, left + 1 if left >= 0 else -1, *rest, None, *scales)
 
 
 @operator(
