@@ -15,7 +15,16 @@ from servoscope.lab.client import Limits, run_closed
 from servoscope.lab.plan import mixed_plan
 from servoscope.lab.request import Observed
 
-__all__ = ["TOKENS", "Medians", "close", "plan", "records", "rounds_until_agreement", "run"]
+__all__ = [
+    "TOKENS",
+    "TOLERANCE_SECONDS",
+    "Medians",
+    "close",
+    "plan",
+    "records",
+    "rounds_until_agreement",
+    "run",
+]
 
 TOKENS = range(10, 2000)
 #: Between both clocks lie the sending of the request and the way of its first chunk, on loopback.

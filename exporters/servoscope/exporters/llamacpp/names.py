@@ -44,6 +44,10 @@ NOT_BELIEVED: Mapping[str, str] = {
         "the same window for generated tokens; 0 throughout a long answer, because its tokens are"
         " counted when it has ended"
     ),
+    "prompt_seconds": (
+        "not a sum over requests: prompts that are computed in the same step share its time (seen:"
+        " 7.9 s where the prompt_ms of 200 answers add up to 9.4 s)"
+    ),
     "n_tokens_max": "declared a counter; it is the longest sequence seen since the start",
     "n_busy_slots_per_decode": (
         "an average over all steps since the start, not the load: it stands still while the server"
@@ -53,8 +57,7 @@ NOT_BELIEVED: Mapping[str, str] = {
 }
 
 _NOT_USED = frozenset({
-    "prompt_seconds", "tokens_predicted_seconds", "spec_decode_num_drafts",
-    "spec_decode_num_accepted_tokens_per_pos",
+    "tokens_predicted_seconds", "spec_decode_num_drafts", "spec_decode_num_accepted_tokens_per_pos",
 })  # fmt: skip
 
 CORE = (

@@ -33,6 +33,7 @@ __all__ = ["EmbeddedEngine", "EngineStartError", "default_directory", "main"]
 
 ALIAS = "embedded-tiny"
 END_SECONDS = 5.0  # from the signal to the kill
+MAX_UBATCH_TOKENS = 256
 
 
 class EngineStartError(RuntimeError):
@@ -60,6 +61,7 @@ class EmbeddedEngine:
         slots: int = 4,
         context_tokens: int = 2048,
         threads: int = 1,
+        batch_tokens: int = 512,
         model: Path | None = None,
         ready_seconds: float = 60.0,
     ) -> None:
@@ -68,7 +70,14 @@ class EmbeddedEngine:
         self.url = ""
         self.port = port
         self.version = ""  # of the wheel, whose date names the llama.cpp build
-        self._options = {"slots": slots, "context-tokens": context_tokens, "threads": threads}
+        # In the words of llama-server where it has some: a sidecar reads them from there.
+        self._options = {
+            "parallel": slots,
+            "context-tokens": context_tokens,
+            "threads": threads,
+            "batch-size": batch_tokens,
+            "ubatch-size": min(MAX_UBATCH_TOKENS, batch_tokens),
+        }
         self._model = model
         self._ready_seconds = ready_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -204,10 +213,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--model", type=Path, help="a GGUF file; default: the tiny random one")
     parser.add_argument("--directory", type=Path, help="where the tiny model is kept")
-    parser.add_argument("--slots", type=int, default=4, help="requests served at once")
+    parser.add_argument("--parallel", type=int, default=4, help="requests served at once")
     parser.add_argument("--context-tokens", type=int, default=2048, help="context of one slot")
     parser.add_argument("--threads", type=int, default=1, help="threads of the arithmetic")
-    parser.add_argument("--batch-tokens", type=int, default=512, help="prefill chunk")
+    parser.add_argument("--batch-size", type=int, default=512, help="prefill chunk, tokens")
+    parser.add_argument("--ubatch-size", type=int, default=256, help="computed at once, tokens")
     parser.add_argument("--verbosity", type=int, default=1, help="1 errors, 2 warnings, 3 all")
     parser.add_argument("--end-with-stdin", action="store_true", help="end at standard input's end")
     parser.add_argument("--ready-fd", type=int, help="write one JSON line there when ready")
@@ -231,18 +241,18 @@ def _serve(options: argparse.Namespace, model: Path) -> Any:
     params.endpoint_metrics = True
     params.endpoint_slots = True
     params.ui = False
-    params.n_parallel = options.slots
-    params.n_ctx = options.slots * options.context_tokens
+    params.n_parallel = options.parallel
+    params.n_ctx = options.parallel * options.context_tokens
     params.cont_batching = True
-    params.n_batch = options.batch_tokens
-    params.n_ubatch = min(256, options.batch_tokens)
+    params.n_batch = options.batch_size
+    params.n_ubatch = min(options.ubatch_size, options.batch_size)
     # Cached prompts: the default would let them grow to 8 GiB. At 256 MiB the shipped sample hits
     # all that its prefixes share (17.4 % of its prompt tokens); at 64 MiB it hit 6.6 %.
     params.cache_ram_mib = 256
     params.fit_params = False
     params.verbosity = options.verbosity
     # One thread serves one connection for as long as it is open, idle keep-alive included.
-    params.n_threads_http = options.slots + 28
+    params.n_threads_http = options.parallel + 28
     for cpu in (params.cpuparams, params.cpuparams_batch):
         cpu.n_threads = options.threads
         cpu.poll = 0  # the default spins between batches
