@@ -38,6 +38,7 @@ __all__ = ["Findings", "InstalledServer", "capture", "plan", "try_plugin"]
 
 FIXTURES = ROOT / "tests" / "fixtures" / "engines" / "vllm"
 CHUNK = 256
+CAUSES = 5
 
 
 class InstalledServer(VllmServer):
@@ -53,6 +54,12 @@ class InstalledServer(VllmServer):
 
     def _model_directory(self) -> Path:
         return self._model
+
+    def log_tail(self, size: int = 4000) -> str:
+        """The errors of the engine's own process first: the API server's come long after them."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        causes = [one for one in lines if "EngineCore" in one and "Error: " in one]
+        return "\n".join([*causes[:CAUSES], super().log_tail(size)])
 
 
 def plan(size: int = 36) -> Iterator[PlannedRequest]:

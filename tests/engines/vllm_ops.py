@@ -12,18 +12,28 @@ is not here (ALiBi, soft cap, sinks, a quantised KV cache).
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["OPERATORS", "PagedAttention", "attend", "register"]
+__all__ = [
+    "OPERATORS",
+    "attend",
+    "cpu_attention_with_kv_cache",
+    "cpu_attn_reshape_and_cache",
+    "register",
+]
 
 Operator = Callable[..., Any]
 Tensor = Any
 
 #: What 0.12 to 0.18 ask of ``torch._C._cpu``, and later torch has in ``torch.cpu`` only.
 MOVED = ("_is_amx_tile_supported", "_is_avx512_supported")
+#: 0.17 and 0.18 do not start unless this variable names both: they are for speed. The loader skips
+#: what is not a file, with a line in the log of a process that starts later.
+WANTED_PRELOADED = "libtcmalloc.so libiomp5.so"
 #: What get_scheduler_metadata gives is read by the compiled attention only.
 METADATA_BYTES = 64
 
@@ -255,37 +265,10 @@ def compute_slot_mapping_kernel_impl(
     slot_mapping[: rows.shape[0]] = blocks * block_size + own % block_size
 
 
-class PagedAttention:
-    """``intel_extension_for_pytorch.llm.modules.PagedAttention``, as 0.9 to 0.11 call it."""
-
-    @staticmethod
-    def reshape_and_cache(*args: Any) -> None:
-        """New keys and values into their slots."""
-        key, value, key_cache, value_cache, slots = args
-        cpu_attn_reshape_and_cache(key, value, key_cache, value_cache, slots, "")
-
-    @staticmethod
-    def single_query_cached_kv_attention(*args: Any) -> None:
-        """One new token a request."""
-        out, query, key_cache, value_cache, _, scale, blocks, lengths, _, _, alibi = args
-        each = torch.arange(query.shape[0] + 1)
-        caches = (key_cache, value_cache)
-        cpu_attention_with_kv_cache(
-            query, *caches, out, each, lengths, scale, True, alibi, -1, blocks
-        )
-
-    @staticmethod
-    def flash_attn_varlen_func(*args: Any) -> None:
-        """Prompts, or pieces of them, behind what is in the cache."""
-        out, query, key_cache, value_cache, starts, key_starts, _, _, *rest = args
-        scale, causal, blocks, alibi = rest
-        lengths, caches = key_starts.diff(), (key_cache, value_cache)
-        cpu_attention_with_kv_cache(
-            query, *caches, out, starts, lengths, scale, causal, alibi, -1, blocks
-        )
-
-
-@operator("_C_utils::init_cpu_threads_env(str cpu_ids) -> str")
+@operator(
+    "_C_utils::init_cpu_threads_env(str cpu_ids) -> str",
+    "_C::init_cpu_threads_env(str cpu_ids) -> str",
+)
 def init_cpu_threads_env(cpu_ids: str) -> str:
     """As many threads as cores are named (``0-1,4``); they are not bound to them."""
     count = 0
@@ -309,6 +292,7 @@ def register() -> None:
     """Make the operators known to torch, once a process."""
     if _LIBRARIES:
         return
+    os.environ.setdefault("LD_PRELOAD", WANTED_PRELOADED)
     for name in MOVED:
         if not hasattr(torch._C._cpu, name):
             setattr(torch._C._cpu, name, getattr(torch.cpu, name))

@@ -24,6 +24,7 @@ __all__ = ["operators", "pins", "release"]
 
 STUBS = Path(__file__).with_name("vllm_stubs.py")
 OPERATORS = Path(__file__).with_name("vllm_ops.py")
+IPEX = Path(__file__).with_name("vllm_ipex.py")
 COMPILED, REPLACED = "compiled", "replaced by tests/engines/vllm_ops.py"
 #: Their requirement has no upper bound, and today's does not fit.
 PINS: Mapping[tuple[int, int], Sequence[str]] = {
@@ -147,7 +148,7 @@ def _name(packages: Path, version: str) -> None:
 
 
 def _stand_in(packages: Path) -> None:
-    for module in (STUBS, OPERATORS):
+    for module in (IPEX, OPERATORS, STUBS):
         shutil.copyfile(module, packages / module.name)
     (packages / "servoscope_vllm_stubs.pth").write_text(
         f"import {STUBS.stem}; {STUBS.stem}.install()\n"

@@ -1,7 +1,8 @@
-"""Puts vllm_ops.py in the place of vLLM's compiled operators, in every process of the server.
+"""Puts vllm_ops.py in the place of vLLM's compiled operators.
 
-Copied with it into the engine's environment and loaded by a ``.pth`` file there. Standard library
-only, and nothing happens until one of the names is imported.
+Copied with it and vllm_ipex.py into the engine's environment and loaded there by a ``.pth`` file,
+in every process of the server. Standard library only, and nothing happens until one of the names is
+imported.
 
 ``intel_extension_for_pytorch`` is provided as far as the attention of 0.9 to 0.11 calls it: without
 it they switch chunked prefill and the prefix cache off.
@@ -23,6 +24,7 @@ IPEX = "intel_extension_for_pytorch"
 PACKAGES = frozenset({IPEX, f"{IPEX}.llm"})
 ATTENTION = f"{IPEX}.llm.modules"
 OPERATORS = "vllm_ops"
+PAGED = "vllm_ipex"
 
 
 class OperatorsLoader(Loader):
@@ -35,7 +37,7 @@ class OperatorsLoader(Loader):
         if module.__name__ in COMPILED:
             import_module(OPERATORS).register()
         elif module.__name__ == ATTENTION:
-            vars(module)["PagedAttention"] = import_module(OPERATORS).PagedAttention
+            vars(module)["PagedAttention"] = import_module(PAGED).PagedAttention
 
 
 class OperatorsFinder(MetaPathFinder):
