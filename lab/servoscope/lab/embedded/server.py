@@ -24,10 +24,15 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from servoscope.exporters.paths import private_directory, state_dir
+from servoscope.exporters.paths import private_directory, run_dir, state_dir
+from servoscope.exporters.plugin.sockets import GROUP_VARIABLE
+from servoscope.lab.embedded.chunk_hook import ChunkHook, HookError, restart_preloaded
+from servoscope.lab.embedded.chunk_knob import ChunkPilot, serve_chunk
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from servoscope.exporters.plugin.line_server import LineServer
 
 __all__ = ["EmbeddedEngine", "EngineStartError", "default_directory", "main"]
 
@@ -51,6 +56,7 @@ class EmbeddedEngine:
     ``with EmbeddedEngine() as engine: engine.url``. Blocks for about a second, never longer than
     ``ready_seconds``; from asyncio use ``await asyncio.to_thread(engine.start)``. ``threads`` is
     what the model's arithmetic may use; one leaves the second core of a small machine to the rest.
+    ``live_chunk`` makes ``chunk_tokens`` a knob (docs/adr/0005); it needs a C compiler, once.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class EmbeddedEngine:
         context_tokens: int = 2048,
         threads: int = 1,
         batch_tokens: int = 512,
+        live_chunk: bool = False,
         model: Path | None = None,
         ready_seconds: float = 60.0,
     ) -> None:
@@ -78,6 +85,7 @@ class EmbeddedEngine:
             "batch-size": batch_tokens,
             "ubatch-size": min(MAX_UBATCH_TOKENS, batch_tokens),
         }
+        self._live_chunk = live_chunk
         self._model = model
         self._ready_seconds = ready_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,6 +112,8 @@ class EmbeddedEngine:
         if self._model is not None:
             command += ["--model", str(self._model)]
         command += ["--port", str(self.port), "--end-with-stdin", "--ready-fd", str(tell)]
+        if self._live_chunk:
+            command.append("--live-chunk")
         for name, value in self._options.items():
             command += [f"--{name}", str(value)]
         try:
@@ -191,17 +201,21 @@ def _answers(url: str) -> bool:
 def main(argv: list[str] | None = None) -> NoReturn:
     """Run the server until SIGTERM, SIGINT or, with --end-with-stdin, the end of the parent."""
     options = _parser().parse_args(argv)
+    hook = _hook(options.directory) if options.live_chunk else None
     signals = {signal.SIGTERM, signal.SIGINT}
     # Blocked before any thread exists, so that every thread of the server inherits it and the
     # signal is taken by sigwait below, never in the middle of the C++ code.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     server = _serve(options, options.model or _made_model(options.directory))
+    knob = _serve_knob(hook, options.parallel) if hook is not None else None
     if options.end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     if options.ready_fd is not None:
         _tell(options.ready_fd, server)
     print(f"listening on {server.listening_address}", flush=True)  # noqa: T201 - a program's output
     signal.sigwait(signals)
+    if knob is not None:
+        knob.stop()
     # Not by deleting the server: that holds the interpreter's lock and waits for open streams (it
     # hung for as long as one was open). There is no state to save; the kernel closes the rest.
     sys.stdout.flush()
@@ -218,10 +232,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="threads of the arithmetic")
     parser.add_argument("--batch-size", type=int, default=512, help="prefill chunk, tokens")
     parser.add_argument("--ubatch-size", type=int, default=256, help="computed at once, tokens")
+    parser.add_argument(
+        "--live-chunk", action="store_true", help="chunk_tokens is a knob; needs a C compiler, once"
+    )
     parser.add_argument("--verbosity", type=int, default=1, help="1 errors, 2 warnings, 3 all")
     parser.add_argument("--end-with-stdin", action="store_true", help="end at standard input's end")
     parser.add_argument("--ready-fd", type=int, help="write one JSON line there when ready")
     return parser
+
+
+def _hook(directory: Path | None) -> ChunkHook:
+    """The hook that this process was started with; without it, it starts itself anew with it."""
+    hook = ChunkHook.preloaded()
+    if hook is None:
+        try:
+            restart_preloaded((directory or default_directory()) / "hook")
+        except (HookError, OSError) as error:
+            raise SystemExit(f"error: {error}") from error
+    return hook
+
+
+def _serve_knob(hook: ChunkHook, slots: int) -> LineServer:
+    pilot = ChunkPilot(hook, slots=slots, model_name=ALIAS)
+    return serve_chunk(pilot, run_dir(), os.environ.get(GROUP_VARIABLE) or None)
 
 
 def _made_model(directory: Path | None) -> Path:
