@@ -41,7 +41,7 @@ def stream_head(headers: str = "", status: str = "200 OK") -> bytes:
     ).encode()
 
 
-def whole(body: dict[str, Any] | bytes, headers: str = "", status: str = "200 OK") -> bytes:
+def whole(body: Any, headers: str = "", status: str = "200 OK") -> bytes:
     """One JSON response with Content-Length."""
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\n{headers}"

@@ -164,6 +164,49 @@ def test_odd_timings_change_nothing(bad: Any) -> None:
     assert subject.engine_decode_seconds == 0.005
 
 
+def test_llamacpp_before_cache_n_does_not_say_how_long_the_prompt_was() -> None:
+    """``prompt_n`` alone leaves out what was cached: 1 for a prompt that was seen before."""
+    subject = answer()
+    llamacpp.read_timings({"prompt_n": 1, "predicted_n": 4}, subject)
+    assert (subject.prompt_tokens, subject.cached_tokens, subject.output_tokens) == (None, None, 4)
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({"stopped_limit": True}, "length"),  # builds before December 2024
+        ({"stopped_limit": False, "stopped_eos": True}, "stop"),
+        ({"stop_type": "limit"}, "length"),
+        ({"stop_type": "word", "stopping_word": "x"}, "stop"),
+        ({"stopped_limit": "yes"}, "stop"),
+    ],
+)
+def test_llamacpp_ends_of_all_builds(event: dict[str, Any], reason: str) -> None:
+    subject = answer()
+    llamacpp.read({"stop": True, **event}, subject, 1.0)
+    assert subject.finish_reason == reason
+
+
+def test_llamacpp_timings_of_every_token_count_the_latest_of_each_choice() -> None:
+    """``timings_per_token``: every event carries those of its choice so far."""
+    subject = answer()
+    for index, tokens in ((0, 1), (1, 1), (0, 2), (1, 2), (0, 3)):
+        event = {"choices": [{"index": index, "delta": {"content": "x"}}]}
+        openai.read(event | {"timings": {"predicted_n": tokens}}, subject, 1.0)
+    assert subject.output_tokens == 5
+    openai.read({"choices": [{"index": 2, "delta": {"content": "x"}}]}, subject, 2.0)
+    assert subject.output_tokens is None  # of one of three choices nothing is told yet
+
+
+def test_llamacpp_whole_answers_tell_the_tokens_of_one_choice_of_two() -> None:
+    subject = answer()
+    choices = [{"index": n, "text": "x", "finish_reason": "length"} for n in range(2)]
+    event = usage(5, 3, 4) | {"choices": choices, "timings": {"predicted_n": 3, "cache_n": 4}}
+    openai.read(event, subject, None)
+    assert (subject.sequences, subject.output_tokens) == (2, None)
+    assert (subject.prompt_tokens, subject.cached_tokens) == (5, 4)
+
+
 def test_responses_stream() -> None:
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": {"id": "resp_1", "model": "m", "error": None}},

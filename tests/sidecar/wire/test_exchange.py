@@ -179,6 +179,53 @@ def test_llamacpp_timings_give_queue_prefill_and_tpot() -> None:
     assert record.request_id == "c-1"
 
 
+@pytest.mark.parametrize("told", [1e6, 5_200])
+def test_llamacpp_timings_longer_than_the_request_are_not_believed(told: float) -> None:
+    subject = exchange()
+    timings = {"cache_n": 3, "prompt_n": 6, "prompt_ms": told, "predicted_n": 5, "predicted_ms": 9}
+    body = {"content": "x", "stop": True, "tokens_predicted": 5, "timings": timings}
+    ask = request({"prompt": "x"}, "/completion")
+    record = only(feed(subject, [(1, "c", ask), (6, "s", whole(body))]))
+    assert (record.queue_seconds, record.prefill_seconds, record.decode_seconds) == (None,) * 3
+    assert record.time_per_output_token_seconds is None
+    assert (record.e2e_seconds, record.prompt_tokens, record.output_tokens) == (5, 9, 5)
+    assert subject.drops == {"timings": 1}
+
+
+def test_llamacpp_answers_a_list_of_prompts_with_a_list() -> None:
+    subject = exchange()
+    body = [
+        {"index": n, "content": "x", "stop": True, "stop_type": "limit", "tokens_predicted": 3,
+         "tokens_evaluated": 4 + n, "timings": {"cache_n": n, "prompt_n": 4, "predicted_n": 3,
+                                                "prompt_ms": 1, "predicted_ms": 1}}
+        for n in range(2)
+    ]  # fmt: skip
+    ask = request({"prompt": ["a", "b"]}, "/completion")
+    record = only(feed(subject, [(1, "c", ask), (6, "s", whole(body))]))
+    assert (record.outcome, record.output_tokens) == (Outcome.LENGTH, 6)
+    assert (record.prompt_tokens, record.cached_tokens) == (None, None)  # told for one of them
+    assert (record.queue_seconds, record.time_per_output_token_seconds) == (None, None)
+    assert subject.drops == {}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"), [("a", 5), ([7, 8], 5), (["a", "b"], None), ([[7], [8]], None), ([], 5)]
+)
+def test_llamacpp_usage_is_of_one_prompt(prompt: Any, tokens: int | None) -> None:
+    subject = exchange()
+    body = {
+        "choices": [{"index": 0, "text": "x", "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+        "timings": {"predicted_n": 2, "cache_n": 1, "prompt_n": 4},
+    }
+    ask = request({"prompt": prompt}, "/v1/completions")
+    record = only(feed(subject, [(1, "c", ask), (6, "s", whole(body))]))
+    assert record.prompt_tokens == tokens
+    del body["timings"]  # another engine, whose usage is of all prompts
+    record = only(feed(exchange(), [(1, "c", ask), (6, "s", whole(body))]))
+    assert record.prompt_tokens == 5
+
+
 def test_progress_shows_the_prefill_phase() -> None:
     subject = exchange()
     progress = {"choices": [], "prompt_progress": {"total": 9, "processed": 3}}

@@ -24,7 +24,9 @@ class Answer:
     __slots__ = (
         "_finished",
         "_gap_limit",
+        "_output_tokens",
         "_seen",
+        "_timed",
         "cached_tokens",
         "engine_decode_seconds",
         "engine_prefill_seconds",
@@ -34,10 +36,10 @@ class Answer:
         "first_answer_at",
         "first_token_at",
         "gaps",
+        "last_finished",
         "last_token_at",
         "max_gap",
         "model_name",
-        "output_tokens",
         "progress",
         "prompt_tokens",
         "response_id",
@@ -49,6 +51,8 @@ class Answer:
         self._gap_limit = gap_limit
         self._seen: set[int] = set()
         self._finished: set[int] = set()
+        self._timed: dict[int, int] = {}  # choice → its tokens, by the engine's own timings
+        self._output_tokens: int | None = None
         self.response_id: str | None = None
         self.model_name: str | None = None
         self.first_token_at: float | None = None
@@ -60,10 +64,10 @@ class Answer:
         self.progress = False  # the engine said that it is working on the prompt
         self.error = False
         self.finish_reason: str | None = None
+        self.last_finished = 0  # choice that ended last
         self.finished_at: float | None = None  # event with the (last) finish reason
         self.terminal_at: float | None = None  # nothing but the end of the body can follow
         self.prompt_tokens: int | None = None
-        self.output_tokens: int | None = None
         self.cached_tokens: int | None = None
         self.engine_prefill_seconds: float | None = None
         self.engine_decode_seconds: float | None = None
@@ -72,6 +76,21 @@ class Answer:
     def sequences(self) -> int:
         """Distinct choices seen; tokens of more than one cannot be told apart in ``usage``."""
         return len(self._seen)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the engine gave timings of a choice: then its ``usage`` is of one choice too."""
+        return bool(self._timed)
+
+    @property
+    def output_tokens(self) -> int | None:
+        """Generated tokens of all choices; ``None`` while the engine has told only those of some.
+
+        From timings, where there are any (llama.cpp), else from ``usage``.
+        """
+        if not self._timed:
+            return self._output_tokens
+        return sum(self._timed.values()) if len(self._timed) >= self.sequences else None
 
     def identify(self, response_id: object, model: object) -> None:
         """Take id and model of the first event that has them."""
@@ -109,6 +128,7 @@ class Answer:
             self.finish_reason = text
         if len(self._finished) < _MAX_SEQUENCES:
             self._finished.add(sequence)
+        self.last_finished = sequence
         self.finished_at = at
         if at is not None and self.first_token_at is not None:
             self.last_token_at = at  # vLLM's last token travels with the reason
@@ -118,8 +138,13 @@ class Answer:
     def usage(self, prompt: object, output: object, cached: object) -> None:
         """Token counts as the engine gives them; what is not a count changes nothing."""
         self.prompt_tokens = count(prompt, self.prompt_tokens)
-        self.output_tokens = count(output, self.output_tokens)
+        self._output_tokens = count(output, self._output_tokens)
         self.cached_tokens = count(cached, self.cached_tokens)
+
+    def timed_output(self, tokens: int, sequence: int) -> None:
+        """Tokens of one choice so far, by the engine's timings."""
+        if sequence in self._timed or len(self._timed) < _MAX_SEQUENCES:
+            self._timed[sequence] = tokens
 
     def shift(self, seconds: float) -> None:
         """The clock of the stamps was set by ``seconds``: move what was noted before."""

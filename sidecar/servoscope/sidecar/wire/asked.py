@@ -20,6 +20,7 @@ class Asked:
     streaming: bool | None = None
     model_name: str | None = None
     max_output_tokens: int | None = None
+    prompts: int = 1  # of one request: a list of texts, or of lists of token ids
 
 
 def read_request(body: bytes) -> Asked | None:
@@ -35,4 +36,12 @@ def read_request(body: bytes) -> Asked | None:
         streaming=bool(request.get("stream", False)),
         model_name=clean(request.get("model"), 256),
         max_output_tokens=next((limit for limit in limits if limit is not None), None),
+        prompts=_prompts(request.get("prompt")),
     )
+
+
+def _prompts(prompt: object) -> int:
+    """How many prompts ``prompt`` is. A list that begins with a token id is one of them."""
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        return len(prompt)
+    return 1

@@ -16,7 +16,7 @@ from servoscope.sidecar.wire.coding import CodingError, Inflater, inflater_for
 from servoscope.sidecar.wire.endpoints import Endpoint, endpoint_of
 from servoscope.sidecar.wire.limits import Budget, Buffer, Limits
 from servoscope.sidecar.wire.outcome import End, classify, phase_of
-from servoscope.sidecar.wire.report import Origin, build_record
+from servoscope.sidecar.wire.report import Origin, believed, build_record
 from servoscope.sidecar.wire.sse import Event, EventSplitter
 
 __all__ = ["Call", "Head", "Shared"]
@@ -231,7 +231,10 @@ class Call:
             return None
         marked = readable and not oversize and self.endpoint.generates
         outcome = classify(end, self.status, self.answer, ends_marked=marked and streamed)
-        return build_record(self, outcome, end, at, origin, streamed=streamed)
+        record = build_record(self, outcome, end, at, origin, streamed=streamed)
+        if not believed(self.answer, record.e2e_seconds):
+            self._shared.drops["timings"] += 1
+        return record
 
     def _read_rest(self, at: float) -> bool:
         """The body is whole: read what waited for that. False when it is not what it says."""
@@ -243,8 +246,10 @@ class Call:
             except orjson.JSONDecodeError:
                 self.answer.error = True  # says that it is JSON, and is none
                 return False
-            if type(body) is dict:
-                self.endpoint.read(body, self.answer, None)
+            # llama.cpp's /completion answers a list of prompts with a list.
+            for part in body if type(body) is list else (body,):
+                if type(part) is dict:
+                    self.endpoint.read(part, self.answer, None)
         return True
 
     def _concluded(self) -> bool:

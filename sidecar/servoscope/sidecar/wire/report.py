@@ -16,7 +16,9 @@ from servoscope.sidecar.wire.asked import Asked
 from servoscope.sidecar.wire.endpoints import Endpoint
 from servoscope.sidecar.wire.outcome import End, phase_of
 
-__all__ = ["Origin", "build_record"]
+__all__ = ["Origin", "believed", "build_record"]
+
+_CLOCK_SECONDS, _CLOCK_RATIO = 0.05, 0.01  # what two clocks may differ by
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,11 @@ def build_record(
     times = _times(call, end, at, streamed=streamed)
     e2e = _between(times.received, times.end)
     # The engine's own intervals are of one sequence; several choices share one e2e.
-    prefill = answer.engine_prefill_seconds if answer.sequences <= 1 else None
-    decode = answer.engine_decode_seconds if answer.sequences <= 1 else None
+    own = answer.sequences <= 1 and believed(answer, e2e)
+    prefill = answer.engine_prefill_seconds if own else None
+    decode = answer.engine_decode_seconds if own else None
+    # So are its counts of a prompt, where the engine gives timings: of several prompts, one's.
+    one_prompt = call.asked.prompts <= 1 or not answer.timed
     return RequestRecord(
         request_id=answer.response_id or call.head.request_id or call.name,
         source=origin.source,
@@ -85,15 +90,23 @@ def build_record(
         decode_seconds=_between(times.first, times.last) if streamed else decode,
         time_to_first_token_seconds=_between(times.received, times.first),
         time_to_first_answer_seconds=_between(times.received, times.answer),
-        time_per_output_token_seconds=_per_token(answer, times, streamed=streamed),
+        time_per_output_token_seconds=_per_token(answer, times, decode, streamed=streamed),
         max_inter_token_seconds=answer.max_gap,
         e2e_seconds=e2e,
         inter_token_seconds=tuple(answer.gaps),
-        prompt_tokens=answer.prompt_tokens,
+        prompt_tokens=answer.prompt_tokens if one_prompt else None,
         output_tokens=answer.output_tokens,
-        cached_tokens=answer.cached_tokens,
+        cached_tokens=answer.cached_tokens if one_prompt else None,
         max_output_tokens=call.asked.max_output_tokens,
     )
+
+
+def believed(answer: Answer, e2e: float | None) -> bool:
+    """Whether the engine's own intervals fit into what was seen on the wire, as they must."""
+    if answer.sequences > 1 or e2e is None:
+        return True
+    told = (answer.engine_prefill_seconds or 0.0) + (answer.engine_decode_seconds or 0.0)
+    return told <= e2e * (1 + _CLOCK_RATIO) + _CLOCK_SECONDS
 
 
 def _times(call: _Call, end: End, at: float, *, streamed: bool) -> _Times:
@@ -132,12 +145,14 @@ def _queue(e2e: float | None, prefill: float | None, decode: float | None) -> fl
     return max(0.0, e2e - prefill - decode)
 
 
-def _per_token(answer: Answer, times: _Times, *, streamed: bool) -> float | None:
+def _per_token(
+    answer: Answer, times: _Times, decode: float | None, *, streamed: bool
+) -> float | None:
     """(last - first token) / (output tokens - 1); unknown without a count, or for n > 1."""
     tokens = answer.output_tokens
     if tokens is None or tokens < 2 or answer.sequences > 1:
         return None
-    spent = _between(times.first, times.last) if streamed else answer.engine_decode_seconds
+    spent = _between(times.first, times.last) if streamed else decode
     return None if spent is None else spent / (tokens - 1)
 
 

@@ -59,7 +59,15 @@ def _usage(event: Mapping[str, Any], answer: Answer) -> None:
         )
     timings = event.get("timings")
     if isinstance(timings, Mapping):
-        read_timings(timings, answer)
+        read_timings(timings, answer, _choice_of(event, answer))
+
+
+def _choice_of(event: Mapping[str, Any], answer: Answer) -> int:
+    """Which choice an event's timings are of: its only one, else the one that ended last."""
+    choices = event.get("choices")
+    if isinstance(choices, list) and len(choices) == 1 and isinstance(choices[0], Mapping):
+        return answer.sequence(choices[0].get("index"))
+    return answer.last_finished
 
 
 def _choices(choices: list[Any], answer: Answer, at: float | None) -> None:
