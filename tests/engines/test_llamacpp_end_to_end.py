@@ -21,6 +21,7 @@ import pytest
 from engines.process import free_port
 from engines.product import Product, Series, fetch, wait_for
 from engines.truth import TOLERANCE_SECONDS, Medians, close
+from servoscope.exporters.llamacpp.parse import Parser
 from servoscope.exporters.records import Outcome
 from servoscope.lab.client import Limits, run_closed
 from servoscope.lab.embedded.server import EmbeddedEngine
@@ -181,6 +182,7 @@ def test_the_relay_gives_the_clients_numbers(engine: EmbeddedEngine, tmp_path: P
         assert product.inspect()["requests_from"] == "relay"
         check(engine, product, f"http://{relay}", "relay", range(21, 24))
         _load_and_boot_values_are_told(engine, product)
+    _a_second_reader_takes_a_window_and_nothing_that_is_read(engine)
 
 
 @pytest.mark.root
@@ -223,3 +225,16 @@ def _load_and_boot_values_are_told(engine: EmbeddedEngine, product: Product) -> 
         worker.join()
     wait_for(lambda: product.metrics().total("servoscope_running") == 0, 20)
     assert "no knob of llamacpp can be set live" in told["knobs_why"]
+
+
+def _a_second_reader_takes_a_window_and_nothing_that_is_read(engine: EmbeddedEngine) -> None:
+    """No sidecar reads now. What a first reader saw in the window gauges a second one does not."""
+    run(engine.url, plan(4, seed=90), 4)
+    parser = Parser()
+    first, second = (fetch(f"{engine.url}/metrics") for _ in range(2))
+    windows = [
+        [Series.read(text).total(f"llamacpp:{name}_tokens_seconds") for text in (first, second)]
+        for name in ("prompt", "predicted")
+    ]
+    assert all(before > 0 and after == 0 for before, after in windows)
+    assert parser.parse(first).readings == parser.parse(second).readings

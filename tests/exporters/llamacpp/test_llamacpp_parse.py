@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servoscope.exporters.llamacpp.names import TABLE
+from servoscope.exporters.llamacpp.names import NOT_BELIEVED, TABLE
 from servoscope.exporters.llamacpp.parse import Parser
 from servoscope.exporters.records import EngineSample
 
@@ -44,6 +44,38 @@ def test_what_a_busy_server_says() -> None:
         (("kv_tier", "device"),)
     ]
     assert sample.histograms == ()
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "engines.md"
+
+
+@pytest.mark.parametrize("name", NOT_BELIEVED)
+def test_what_is_not_what_its_name_says_is_never_a_reading_and_is_documented(name: str) -> None:
+    told = "".join(
+        f"# TYPE llamacpp:{name} {kind}\nllamacpp:{name}{total} 77\n"
+        for kind, total in (("gauge", ""), ("counter", "_total"))
+    )
+    sample = Parser("b11549").parse(told)
+    assert (sample.readings, sample.histograms, sample.unknown) == ((), (), ())
+    assert name in TABLE.not_used
+    assert not any(line.name == name for line in TABLE.lines)
+    assert f"`{name}" in DOCS.read_text(encoding="utf-8")
+
+
+def test_progress_is_seen_during_a_long_answer() -> None:
+    """Fault 21: tokens are counted when the answer has ended; steps are counted as they are made.
+
+    Both texts were told by a b11549 while one request ran, 0.12 s apart.
+    """
+    texts = (
+        "llamacpp:tokens_predicted_total 0\nllamacpp:n_decode_total 152\n",
+        "llamacpp:tokens_predicted_total 0\nllamacpp:n_decode_total 249\n",
+    )
+    parser = Parser("b11549")
+    first, second = (parser.parse(text) for text in texts)
+    tokens, steps = "engine_generated_tokens_total", "scheduler_steps_total"
+    assert first.total(tokens) == second.total(tokens) == 0
+    assert (first.total(steps), second.total(steps)) == (152, 249)
 
 
 def test_gauges_that_a_scrape_resets_are_not_used() -> None:
