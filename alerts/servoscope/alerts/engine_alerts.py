@@ -49,6 +49,7 @@ def engine_stalled(settings: RuleSettings) -> Rule:
     running, waiting = metric("running").full_name, metric("waiting").full_name
     tokens = metric("engine_generated_tokens_total").full_name
     scheduled = metric("scheduled_tokens_total").full_name
+    steps = metric("scheduler_steps_total").full_name
     up, source_up = metric("engine_up").full_name, metric("source_up").full_name
 
     def busy(window: str) -> str:
@@ -66,11 +67,13 @@ def engine_stalled(settings: RuleSettings) -> Rule:
         )
 
     # A long prompt is computed in chunks for minutes before its first token: tokens scheduled are
-    # progress too, where the plug-in counts them, but not for ever.
+    # progress too, where somebody counts them, but not for ever. llama.cpp counts steps, and the
+    # tokens of an answer only when it has ended.
     expr = (
         "(\n  (\n"
         f"    {busy(short)}\n    {silent(short)}\n"
         f"    unless {_ON}\n    sum {_BY} (increase({scheduled}[{short}])) > 0\n"
+        f"    unless {_ON}\n    sum {_BY} (increase({steps}[{short}])) > 0\n"
         "  )\n  or\n  (\n"
         f"    {busy(long)}\n    {silent(long)}\n"
         "  )\n)\n"
