@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from engines.environment import packages_of
-from engines.process import run
+from engines.process import EngineError, run
 from engines.vllm_cpu import environment
-from engines.vllm_release import COMPILED, LEFT_OUT, operators, pins
+from engines.vllm_release import COMPILED, LEFT_OUT, operators, pins, release
 
 FOLDER = Path(__file__).parent
 
@@ -177,3 +177,11 @@ def test_a_release_without_an_upper_bound_is_pinned_and_torch_never_asked_for(
     assert pins("0.25.1") == ()
     assert {"torch", "torchvision", "triton"} <= set(LEFT_OUT)
     assert operators(tmp_path) == COMPILED
+
+
+@pytest.mark.engine
+def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    with pytest.raises(EngineError, match="is no environment: it is left alone"):
+        release("0.25.1", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]

