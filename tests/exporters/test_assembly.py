@@ -63,7 +63,9 @@ def test_ranks_are_summed_or_the_largest_is_taken(values: list[float]) -> None:
         (USAGE, 1.0 + 1e-9, ""),
         (USAGE, 1.0, ""),
         (RUNNING, 500.0, ""),
-        (COUNTER, 1e300, ""),
+        (COUNTER, 1e18, ""),
+        (COUNTER, 1.01e18, "more than 1e+18"),
+        (RUNNING, 1.7e308, "more than 1e+18"),
     ],
 )
 def test_values_that_cannot_be(line: Line, value: float, why: str) -> None:
@@ -84,6 +86,7 @@ def test_values_that_cannot_be(line: Line, value: float, why: str) -> None:
         ((1.0, math.nan, 3.0), "not a finite number"),
         ((-1.0, 2.0, 3.0), "negative counter"),
         ((1.0, 2.0, math.inf), "not a finite number"),
+        ((1.0, 2.0, 1e308), "more than 1e+18"),
     ],
 )
 def test_histograms_that_cannot_be(counts: tuple[float, ...], why: str) -> None:

@@ -75,8 +75,8 @@ def ours(text: str | bytes, parser: TextParser | None = None) -> tuple[Samples, 
 
 def theirs(text: str, *, openmetrics: bool = False) -> Samples:
     families = openmetrics_families if openmetrics else text_string_to_metric_families
-    return {
-        (s.name, tuple(sorted(s.labels.items()))): float(s.value)
+    return {  # without empty labels: it keeps what to Prometheus is no label
+        (s.name, tuple(sorted(pair for pair in s.labels.items() if pair[1]))): float(s.value)
         for family in families(text)
         for s in family.samples
     }

@@ -29,6 +29,10 @@ TABLES = pytest.mark.parametrize(
         ("dev-0.1", None),
         ("\u0661.2", None),
         ("9" * 5_000, (999_999_999,)),
+        ("0.1.dev11+g1a2b3c", None),  # vLLM and SGLang from a checkout without tags
+        ("0.0.0.dev1", None),
+        ("v0.0.0", None),
+        ("0.1.3", (0, 1, 3)),
     ],
 )
 def test_versions(text: str | None, version: tuple[int, ...] | None) -> None:

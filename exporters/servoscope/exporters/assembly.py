@@ -13,11 +13,21 @@ from servoscope.exporters.exposition import Series
 from servoscope.exporters.records import HistogramReading, Reading, Refused
 from servoscope.exporters.table import Labels, Line, Ranks
 
-__all__ = ["MAX_HISTOGRAMS", "MAX_READINGS", "MAX_REFUSED", "Assembly", "Group", "Part", "Place"]
+__all__ = [
+    "MAX_HISTOGRAMS",
+    "MAX_READINGS",
+    "MAX_REFUSED",
+    "MAX_VALUE",
+    "Assembly",
+    "Group",
+    "Part",
+    "Place",
+]
 
 MAX_READINGS = 5_000  # of one signal: 64 ranks of 10 models with 5 reasons stay below
 MAX_HISTOGRAMS = 1_000  # of one signal: so no flood crowds others out
 MAX_REFUSED = 300
+MAX_VALUE = 1e18  # 30,000 years of a million tokens a second; sums of these stay finite
 _RATIO_SLACK = 1e-6  # 1.0000000001 is rounding, 1.01 is a wrong number
 
 Latest = Callable[[Iterable[tuple[Series, float]]], float]
@@ -48,7 +58,8 @@ class Place:
     Of all places of one ``contest`` (a signal of one model) only those whose line has the lowest
     preference count. ``owner`` is the histogram the series belongs to (the engine's name and
     labels without ``le``): several owners in one group are added up. Places that share a
-    ``mirror`` are one thing told by several processes: the largest counts, once.
+    ``mirror`` are one thing told more than once (by several processes, or under two spellings of
+    its name): the largest counts, once; with ``by_process`` the one that changed last.
     """
 
     line: Line
@@ -190,6 +201,8 @@ def why_not(line: Line, value: float) -> str:
     """Why a value cannot be what ``line`` says it is; empty when it can."""
     if not math.isfinite(value):
         return "not a finite number"
+    if value > MAX_VALUE:
+        return f"more than {MAX_VALUE:g}"
     if value < 0:
         return "negative counter" if line.kind is Kind.COUNTER else "negative"
     if value > 1 + _RATIO_SLACK and metric(line.signal).unit == "ratio":
@@ -210,21 +223,22 @@ def _preferred(places: Iterable[Place]) -> dict[Group, int]:
 
 def _together(kept: list[_Entry], latest: Latest) -> float:
     line = kept[0][0].line
-    if line.kind is Kind.GAUGE and any(place.by_process for place, _, _ in kept):
-        return latest((series, value) for _, series, value in kept)
-    values: list[float] = []
-    mirrored: dict[Group, float] = {}
-    for place, _, value in kept:
-        if place.mirror is None:
-            values.append(value)
-        else:
-            mirrored[place.mirror] = max(value, mirrored.get(place.mirror, value))
-    values += mirrored.values()
+    told: dict[Group | Place, list[_Entry]] = {}
+    for entry in kept:
+        told.setdefault(entry[0].mirror or entry[0], []).append(entry)
+    values = [_one_of(entries, latest) for entries in told.values()]
     return math.fsum(values) if line.ranks is Ranks.SUM else max(values)
 
 
+def _one_of(entries: list[_Entry], latest: Latest) -> float:
+    """Of one thing that is told more than once, the value to believe."""
+    if len(entries) > 1 and any(place.by_process for place, _, _ in entries):
+        return latest((series, value) for _, series, value in entries)
+    return max(value for _, _, value in entries)
+
+
 def _told_once(histograms: list[_Histogram]) -> list[_Histogram]:
-    """Of histograms that several processes tell of the same requests, the fullest.
+    """Of histograms that tell of the same requests more than once, the fullest.
 
     Those that cannot be read stay, to be refused by name.
     """
@@ -254,6 +268,7 @@ def _why_no_histogram(histogram: _Histogram) -> str:
         return "not a finite number"
     checks = (
         (min(total, count, *counts) < 0, "negative counter"),
+        (max(total, count, *counts) > MAX_VALUE, f"more than {MAX_VALUE:g}"),
         (buckets[-1][0] != math.inf, "no +Inf bucket"),
         (any(a > b for a, b in pairwise(counts)), "bucket counts fall with the edge"),
         (counts[-1] != count, "the +Inf bucket is not the count"),

@@ -96,7 +96,10 @@ def read_type(comment: str) -> tuple[str, str] | None:
 
 
 def read_block(name: str | None, block: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Name and labels of a series; the name may be the first in the block. Raises LineError."""
+    """Name and labels of a series; the name may be the first in the block. Raises LineError.
+
+    A label with an empty value is no label: to Prometheus both are one series.
+    """
     block = block[1:-1]
     labels: dict[str, str] = {}
     position = 0
@@ -125,7 +128,7 @@ def read_block(name: str | None, block: str) -> tuple[str, tuple[tuple[str, str]
         raise LineError("no metric name")
     if len(name) > MAX_NAME_CHARS:
         raise LineError(f"name longer than {MAX_NAME_CHARS} characters")
-    return name, tuple(sorted(labels.items()))
+    return name, tuple(sorted(pair for pair in labels.items() if pair[1]))
 
 
 def _unescaped(text: str) -> str:

@@ -79,7 +79,7 @@ class Mapper:
         if part == Part.CREATED or (not lines and base in self.table.not_used):
             return ()
         family = _family(series.name, types)
-        fitting = [x for x in lines if (x.kind is Kind.HISTOGRAM) == (part != Part.VALUE)]
+        fitting = [x for x in lines if _can_be(x.kind, part, short)]
         if not fitting:
             self._unknown[series] = {family: family}
             return ()
@@ -129,17 +129,16 @@ class Mapper:
             edge=edge,
             owner=None if part == Part.VALUE else self._owner(series),
             mirror=self._mirror(line, series),
-            by_process=PROCESS_LABEL in odd,
+            by_process=line.kind is Kind.GAUGE and PROCESS_LABEL in odd,
         )
 
-    def _mirror(self, line: Line, series: Series) -> Group | None:
-        """What a series says, whichever process of those with the same requests says it."""
-        mirrors = self.table.mirror_labels
-        if not any(name in mirrors for name, _ in series.labels):
-            return None
-        return self._group(
-            line.name, tuple(p for p in series.labels if p[0] not in mirrors and p[0] != "le")
-        )
+    def _mirror(self, line: Line, series: Series) -> Group:
+        """What a series says, whichever process of those with the same requests says it, and
+        whichever prefix its name has: releases in between write a metric under both."""
+        left_out = self.table.mirror_labels | {"le"}
+        if line.kind is Kind.GAUGE:
+            left_out |= {PROCESS_LABEL}
+        return self._group(line.name, tuple(p for p in series.labels if p[0] not in left_out))
 
     def _owner(self, series: Series) -> Group:
         name = series.name.rpartition("_")[0]
@@ -229,6 +228,16 @@ def _possible_hits(readings: tuple[Reading, ...], assembly: Assembly) -> tuple[R
                 continue
         kept.append(reading)
     return tuple(kept)
+
+
+def _can_be(kind: Kind, part: str, short: str) -> bool:
+    """Whether a series of this form can be a metric of this kind.
+
+    A gauge is never written with ``_total``: that is the count of something, under a like name.
+    """
+    if kind is Kind.HISTOGRAM or part != Part.VALUE:
+        return kind is Kind.HISTOGRAM and part != Part.VALUE
+    return kind is Kind.COUNTER or not short.endswith("_total")
 
 
 def _edge(text: str) -> float:

@@ -81,7 +81,7 @@ def _numbers(record: RequestRecord, now: float, max_seconds: float) -> Iterator[
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 yield name, "not a number"
-            elif not math.isfinite(value):
+            elif isinstance(value, float) and not math.isfinite(value):
                 yield name, "not a finite number"
             elif value < least:
                 yield name, "negative"

@@ -114,8 +114,13 @@ class Table:
 
 
 def parse_version(text: str | None) -> Version | None:
-    """``"v0.10.2.dev3+gabc"`` → ``(0, 10, 2)``, ``"b11549"`` → ``(11549,)``, else ``None``."""
+    """``"v0.10.2.dev3+gabc"`` → ``(0, 10, 2)``, ``"b11549"`` → ``(11549,)``, else ``None``.
+
+    ``None`` too for ``0.0.0…`` and ``0.1.dev…``: what builds from a checkout without tags say.
+    """
     match = re.match(r"[vb]?([0-9]{1,9}(?:\.[0-9]{1,9}){0,3})", text.strip()) if text else None
+    if match and re.match(r"v?0\.(?:0\.0|1\.dev)", match.string):
+        return None
     return tuple(int(part) for part in match[1].split(".")) if match else None
 
 

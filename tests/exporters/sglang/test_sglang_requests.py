@@ -257,6 +257,9 @@ def test_what_somebody_wrote_is_seen_and_not_kept(name: str) -> None:
         ("queue_time", math.nan, "queue_seconds"),
         ("e2e_latency", math.inf, "e2e_seconds"),
         ("e2e_latency", True, "e2e_seconds"),
+        ("e2e_latency", 10**400, "e2e_seconds"),  # JSON's whole numbers know no end
+        ("e2e_latency", 1e300, "e2e_seconds"),
+        ("request_received_ts", 10**400, "received_unix_seconds"),
         ("prompt_tokens", -5, "prompt_tokens"),
         ("prompt_tokens", 1.5, "prompt_tokens"),
         ("completion_tokens", 10**12, "output_tokens"),
@@ -299,7 +302,12 @@ def test_a_line_that_is_no_record_is_refused_without_being_quoted(garbage: bytes
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([10**400, -(10**400), 10**309]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=6,
 )

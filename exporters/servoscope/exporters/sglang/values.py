@@ -12,6 +12,7 @@ __all__ = ["Numbers", "short_name", "whole"]
 
 _MAX_NAME = 128
 _MAX_SHOWN = 32
+_MAX_NUMBER = 1e12  # seconds; a moment of today is 2e9
 
 
 class Numbers:
@@ -33,10 +34,12 @@ class Numbers:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 self._refuse(name, type(value).__name__, "not a number")
-            elif not math.isfinite(value):
+            elif isinstance(value, float) and not math.isfinite(value):
                 self._refuse(name, repr(value), "not a finite number")
             elif value < 0:
                 self._refuse(name, repr(value), "negative")
+            elif value > _MAX_NUMBER:  # before float(): a whole number can be beyond any float
+                self._refuse(name, repr(value), f"more than {_MAX_NUMBER:g}")
             else:
                 return float(value)
             return None
