@@ -2,8 +2,8 @@
 
 Read from the sources of 0.7.3, 0.8.5, 0.9.2, 0.10.2, 0.11.0, 0.12.0, 0.13.0, 0.16.0, 0.18.0,
 0.20.2, 0.25.0, 0.33.0: ``since`` and ``until`` are versions of that list. Compared with running
-ones: 0.9.2, 0.10.2, 0.11.0, 0.11.2, 0.12.0, 0.16.0, 0.18.1, 0.20.2, 0.22.1, 0.25.1, 0.28.0,
-0.32.0.
+ones: 0.9.2, 0.10.2, 0.11.0, 0.11.2, 0.12.0, 0.13.0, 0.16.0, 0.18.1, 0.20.2, 0.22.1, 0.25.1,
+0.28.0, 0.32.0.
 Names of what only some set-ups have (KV connectors, offloading) are from 0.32.0.
 """
 
