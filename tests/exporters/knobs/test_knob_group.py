@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -237,7 +238,93 @@ async def test_garbage_and_wrong_answers(tmp_path: Path) -> None:
         await client.aclose()
 
 
-JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers())
+ODD = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    10**400,
+    -(10**400),
+    True,
+    "1",
+    None,
+    [1],
+    {"value": 1},
+    "nan",
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda v: f"{v!r:.12}")
+async def test_an_odd_answer_is_a_protocol_error_whatever_was_asked(
+    tmp_path: Path, odd: object
+) -> None:
+    """Nothing else may come out: what steers catches link faults, and has to go on."""
+    hello = {"type": "hello", "protocol": 1, "boot_id": "b", "pid": 1}
+    fine = {"value": 1, "boot": 1, "minimum": 1, "maximum": 1}
+    answers = {
+        "lease": {"type": "leased", "ttl_s": odd},
+        "renew": {"type": "leased"} if odd is None else {"type": "leased", "ttl_s": odd},
+        "set": {"type": "set", "applied": {"chunk_tokens": odd}},
+        "get": {"type": "state", "rank": 0, "knobs": {"chunk_tokens": {**fine, "value": odd}}},
+    }
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(json.dumps(hello).encode() + b"\n")
+        while line := await reader.readline():
+            asked = json.loads(line)
+            answer = {"id": asked["id"], **answers[asked["op"]]}
+            writer.write(json.dumps(answer).encode() + b"\n")
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "k.sock"):
+        client = await KnobClient.connect(tmp_path / "k.sock")
+        for ask in (
+            lambda: client.lease("me"),
+            client.renew,
+            lambda: client.set({"chunk_tokens": 1}),
+            client.get,
+        ):
+            with pytest.raises(ProtocolError):
+                await ask()
+        await client.aclose()
+
+
+def state_message() -> dict[str, Any]:
+    """A whole answer, as the plug-in gives it."""
+    knob = {"unit": "tokens", "value": 8, "boot": 9, "minimum": 1, "maximum": 9, "why": ""}
+    counts = ("leases_expired_total", "faults", "running", "waiting", "steps", "empty_steps",
+              "held_steps", "scheduled_tokens", "step_tokens_max")  # fmt: skip
+    return {
+        "type": "state", "rank": 1, "knobs": {"chunk_tokens": knob},
+        "in_force": {"chunk_tokens": 8}, "lease": {"owner": "me", "seconds_left": 2.5},
+        "bypass": False, "off": "", "scheduler_cpu_seconds": 0.5, "plugin_cpu_seconds": 0.25,
+        **dict.fromkeys(counts, 3),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda v: f"{v!r:.12}")
+def test_no_odd_number_gets_into_a_state(odd: object) -> None:
+    whole = state_message()
+    assert state_from_message(whole).knobs["chunk_tokens"].value == 8
+    assert state_from_message({**whole, "later": odd, "lease": None}).lease_owner is None
+    numbers = [n for n, v in whole.items() if isinstance(v, (int, float)) and n != "bypass"]
+    for name in numbers:
+        with pytest.raises(ProtocolError, match="state: counters"):
+            state_from_message({**whole, name: odd})
+    for name in ("value", "boot", "minimum", "maximum"):
+        knob = {**whole["knobs"]["chunk_tokens"], name: odd}
+        with pytest.raises(ProtocolError, match=r"state: knobs\.chunk_tokens"):
+            state_from_message({**whole, "knobs": {"chunk_tokens": knob}})
+    with pytest.raises(ProtocolError, match="state: in_force"):
+        state_from_message({**whole, "in_force": {"chunk_tokens": odd}})
+    leased = state_from_message({**whole, "lease": {"owner": odd, "seconds_left": odd}})
+    assert leased.lease_seconds_left is None
+    assert leased.lease_owner is None or isinstance(leased.lease_owner, str)
+
+
+JSON = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.lists(st.integers()) | st.sampled_from([10**400, -(10**400)])
+)  # fmt: skip
 
 
 @given(
@@ -249,7 +336,7 @@ JSON = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.list
 def test_any_state_is_read_or_refused(message: dict[str, Any]) -> None:
     state = None
     try:
-        state = state_from_message(message)
+        state = state_from_message({**state_message(), **message})
     except ProtocolError as error:
         text = str(error)
     if state is None:

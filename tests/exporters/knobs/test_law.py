@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 from servoscope.exporters.knobs.bounds import KnobRefusedError
@@ -50,6 +53,12 @@ def test_only_the_holder_sets_and_anybody_may_follow_him() -> None:
     assert law.holder(19.0) == ("you", 9.0)
     law.release("you", 20.0)
     assert law.holder(20.0) is None
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 10**400, "30", None])
+def test_a_lease_of_no_time_that_can_be_is_refused(odd: Any) -> None:
+    with pytest.raises(LeaseError, match="ttl_s: not a finite number"):
+        KnobLaw(KnobEnvelope(boot=BOOT)).lease("me", odd, 0.0)
 
 
 def test_release_and_bypass() -> None:

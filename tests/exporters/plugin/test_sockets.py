@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -158,6 +159,29 @@ def test_sockets_of_the_dead_are_removed_and_of_the_living_not(
     assert sockets_of([tmp_path, tmp_path / "none"], [1, 2, 3], "stats-{pid}.sock") == [
         tmp_path / "stats-1.sock"
     ]
+
+
+@pytest.mark.root
+def test_a_socket_that_another_user_put_there_is_left_alone(tmp_path: Path) -> None:
+    """Records from it would be counted, and its answers believed."""
+    path, nobody = tmp_path / f"knobs-{os.getpid()}-dp0.sock", 65534
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        assert sockets_of([tmp_path], [os.getpid()], "knobs-{pid}-dp*.sock") == [path]
+        os.chown(path, nobody, nobody)
+        assert sockets_of([tmp_path], [os.getpid()], "knobs-{pid}-dp*.sock") == []
+        with subprocess.Popen(["sleep", "60"], user=nobody) as engine:
+            theirs = tmp_path / f"knobs-{engine.pid}-dp0.sock"
+            path.rename(theirs)
+            assert sockets_of([tmp_path], [engine.pid], "knobs-{pid}-dp*.sock") == [theirs]
+            engine.kill()
+
+
+def test_a_link_to_a_socket_is_none(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "elsewhere"))
+        (tmp_path / "stats-1.sock").symlink_to(tmp_path / "elsewhere")
+        assert sockets_of([tmp_path], [1], "stats-{pid}.sock") == []
 
 
 def test_a_stale_socket_of_the_same_name_is_taken_over(start: Start, tmp_path: Path) -> None:

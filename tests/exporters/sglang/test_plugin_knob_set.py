@@ -74,6 +74,8 @@ def test_the_combination_that_harms_is_refused(changes: dict[str, float]) -> Non
         ({"chunk_tokens": 512.5}, "not a whole number"),
         ({"chunk_tokens": True}, "not a number"),
         ({"chunk_tokens": math.nan}, "not a finite number"),
+        ({"chunk_tokens": 10**400}, "not a finite number"),
+        ({"batch_window_seconds": 10**400}, "not a finite number"),
         ({"chunk_tokens": "512"}, "not a number"),
         ({"prefill_decode_interval": 65}, "above the cap, 64"),
         ({"prefill_decode_interval": -1}, "below 0"),

@@ -56,12 +56,20 @@ def test_0_5_9_tells_no_time_of_its_own() -> None:
     assert read_loads(report(one)).age_seconds is None
 
 
-@pytest.mark.parametrize("bad", [-1, 1e12, "two", True, None, float("nan")])
+@pytest.mark.parametrize("bad", [-1, 1e12, 10**400, "two", True, None, float("nan")])
 def test_a_bad_value_is_refused_by_name_and_the_rest_kept(bad: Any) -> None:
     loads = read_loads(report(rank(running=bad)))
     assert loads.sample.total("running") is None
     assert loads.sample.total("waiting") == 1
     assert [r.name for r in loads.sample.refused] == ([] if bad is None else ["num_running_reqs"])
+
+
+@pytest.mark.parametrize("bad", [10**400, -(10**400), 1e300, float("nan"), True, "now", None])
+def test_a_moment_that_cannot_be_gives_no_age(bad: Any) -> None:
+    loads = read_loads(report(rank(timestamp=bad)))
+    assert loads.sample.total("running") == 2
+    assert loads.age_seconds is None or bad is True
+    assert read_loads(report(rank(), at="0001-01-01")).sample.total("running") == 2
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"loads": 5}', '{"loads": []}', "[" * 90_000])
@@ -72,7 +80,8 @@ def test_what_is_no_report_is_an_error(text: str) -> None:
 
 KEYS = st.sampled_from(["loads", "dp_rank", "num_running_reqs", "token_usage", "timestamp"])
 JSON = st.recursive(
-    st.none() | st.floats() | st.text(), lambda x: st.lists(x) | st.dictionaries(KEYS, x)
+    st.none() | st.floats() | st.text() | st.sampled_from([10**400, -(10**400)]),
+    lambda x: st.lists(x) | st.dictionaries(KEYS, x),
 )
 
 

@@ -84,6 +84,8 @@ def test_asserted_slots_are_never_below_running(
         ({"chunk_tokens": 100.5}, "not a whole number"),
         ({"chunk_tokens": True}, "not a number"),
         ({"chunk_tokens": float("nan")}, "not a finite number"),
+        ({"chunk_tokens": 10**400}, "not a finite number"),
+        ({"batch_window_seconds": -(10**400)}, "not a finite number"),
         ({"max_running_requests": 0}, "max_running_requests=0: below 1"),
         ({"batch_window_seconds": 1.5}, "batch_window_seconds=1.5: above the cap, 1"),
         ({"long_prefill_threshold_tokens": 3}, "below 16 and not 0"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, replace
@@ -57,7 +57,8 @@ def knob_number(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise KnobRefusedError(name, value, "not a number")
-    if not math.isfinite(value):
+    # By comparison: isfinite() raises for whole numbers that no float can hold.
+    if not -sys.float_info.max <= value <= sys.float_info.max:
         raise KnobRefusedError(name, value, "not a finite number")
     if name == "batch_window_seconds":
         return float(value)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from servoscope.exporters.knobs.reading import KnobState, state_from_message
+from servoscope.exporters.knobs.reading import KnobState, number, state_from_message
 from servoscope.exporters.plugin.hello import Hello, ProtocolError, hello_from_message
 from servoscope.exporters.plugin.lines import LineDecoder, encode_line
 from servoscope.exporters.plugin.sockets import connect, sockets_of
@@ -72,11 +72,11 @@ class KnobClient:
 
     async def lease(self, owner: str, ttl_s: float = 30.0) -> float:
         """Take the lease; returns the seconds granted (30 at most)."""
-        return float((await self._ask("leased", op="lease", owner=owner, ttl_s=ttl_s))["ttl_s"])
+        return _granted(await self._ask("leased", op="lease", owner=owner, ttl_s=ttl_s))
 
     async def renew(self) -> float:
         """Start the lease's time anew."""
-        return float((await self._ask("leased", op="renew"))["ttl_s"])
+        return _granted(await self._ask("leased", op="renew"))
 
     async def set(self, values: Mapping[str, float]) -> dict[str, float]:
         """Set knobs, all or nothing; returns the values the next step uses (read-back)."""
@@ -84,7 +84,10 @@ class KnobClient:
         applied = answer.get("applied")
         if not isinstance(applied, dict):
             raise ProtocolError("set: applied is missing")
-        return {str(name): float(value) for name, value in applied.items()}
+        try:
+            return {name: number(value) for name, value in applied.items()}
+        except ValueError as error:
+            raise ProtocolError(f"set: applied: {error}") from error
 
     async def release(self) -> None:
         """Give the lease back: boot values at once."""
@@ -134,6 +137,13 @@ class KnobClient:
             if self._decoder.garbage + self._decoder.oversize:
                 raise ProtocolError(f"{self.path.name}: a line that is no JSON object")
         return self._ready.pop(0)
+
+
+def _granted(answer: Mapping[str, Any]) -> float:
+    try:
+        return number(answer.get("ttl_s"))
+    except ValueError as error:
+        raise ProtocolError(f"leased: ttl_s: {error}") from error
 
 
 _NO_HELLO = Hello(

@@ -10,7 +10,7 @@ its own deadline, so a stuck socket thread cannot keep a setting alive.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -65,7 +65,8 @@ class KnobLaw(Generic[V]):
             raise LeaseError(
                 f"held by {held.owner} for another {held.deadline - now:.1f} s unless renewed"
             )
-        if not (isinstance(ttl_seconds, (int, float)) and math.isfinite(ttl_seconds)):
+        number = isinstance(ttl_seconds, (int, float))
+        if not (number and -sys.float_info.max <= ttl_seconds <= sys.float_info.max):
             raise LeaseError("ttl_s: not a finite number")
         ttl = min(max(float(ttl_seconds), 1.0), MAX_LEASE_SECONDS)
         self._lease = _Lease(owner, ttl, now + ttl)

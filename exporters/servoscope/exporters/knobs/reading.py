@@ -6,10 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servoscope.exporters.plugin.hello import ProtocolError
+from servoscope.exporters.plugin.hello import ProtocolError, number_of, text_of
 from servoscope.exporters.records import Knob, KnobMode
 
-__all__ = ["KnobState", "RankKnob", "described", "state_from_message"]
+__all__ = ["KnobState", "RankKnob", "described", "number", "state_from_message"]
+
+_COUNTS = (
+    "rank",
+    "leases_expired_total",
+    "faults",
+    "running",
+    "waiting",
+    "steps",
+    "empty_steps",
+    "held_steps",
+    "scheduled_tokens",
+    "step_tokens_max",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,43 +62,46 @@ class KnobState:
 
 def state_from_message(message: Mapping[str, Any]) -> KnobState:
     """Check a ``state`` answer. Raises ProtocolError naming the field."""
-    where = "type"
+    where = "knobs"
     try:
         knobs: dict[str, RankKnob] = {}
         for name, said in message["knobs"].items():
-            where = f"knobs.{name}"
+            where = f"knobs.{name}"[:80]
             knobs[str(name)] = RankKnob(
-                value=float(said["value"]),
-                boot=float(said["boot"]),
-                minimum=float(said["minimum"]),
-                maximum=float(said["maximum"]),
-                why=str(said.get("why", ""))[:300],
+                value=number(said["value"]),
+                boot=number(said["boot"]),
+                minimum=number(said["minimum"]),
+                maximum=number(said["maximum"]),
+                why=text_of(said.get("why")),
             )
         where = "lease"
         lease = message.get("lease") or {}
+        owner, left = lease.get("owner"), lease.get("seconds_left")
+        where = "in_force"
+        in_force = {str(k): int(number(v)) for k, v in (message.get("in_force") or {}).items()}
         where = "counters"
+        count = {name: int(number(message[name])) for name in _COUNTS}
         return KnobState(
-            rank=int(message["rank"]),
             knobs=knobs,
-            in_force={str(k): int(v) for k, v in message.get("in_force", {}).items()},
-            lease_owner=lease.get("owner"),
-            lease_seconds_left=lease.get("seconds_left"),
-            leases_expired_total=int(message["leases_expired_total"]),
-            bypass=bool(message["bypass"]),
-            off=str(message.get("off", ""))[:300],
-            faults=int(message["faults"]),
-            running=int(message["running"]),
-            waiting=int(message["waiting"]),
-            steps=int(message["steps"]),
-            empty_steps=int(message["empty_steps"]),
-            held_steps=int(message["held_steps"]),
-            scheduled_tokens=int(message["scheduled_tokens"]),
-            step_tokens_max=int(message["step_tokens_max"]),
-            scheduler_cpu_seconds=float(message["scheduler_cpu_seconds"]),
-            plugin_cpu_seconds=float(message["plugin_cpu_seconds"]),
+            in_force=in_force,
+            lease_owner=None if owner is None else text_of(owner),
+            lease_seconds_left=None if left is None else number_of(left),
+            bypass=message["bypass"] is True,
+            off=text_of(message.get("off")),
+            scheduler_cpu_seconds=number(message["scheduler_cpu_seconds"]),
+            plugin_cpu_seconds=number(message["plugin_cpu_seconds"]),
+            **count,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(f"state: {where}: {error!r}"[:300]) from error
+
+
+def number(value: object) -> float:
+    """A finite number out of a message. Raises ValueError for anything else, NaN among it."""
+    found = number_of(value)
+    if found is None:
+        raise ValueError(f"no finite number: {value!r:.40}")
+    return found
 
 
 def described(

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -59,25 +60,40 @@ def sockets_of(run_dirs: Iterable[Path], pids: Iterable[int], pattern: str) -> l
     """Sockets named ``pattern`` (``{pid}`` filled in, may hold ``*``) of these processes.
 
     A process in a container names its socket by the pid that it sees itself: both are tried.
+    A socket that belongs to neither the process's user, nor ours, nor root is somebody else's
+    who took the name (a runtime directory in /tmp can be made by anybody), and is left alone.
     """
-    names = [pattern.format(pid=pid) for outer in pids for pid in _pids_of(outer)]
+    wanted = [
+        (pattern.format(pid=pid), owners)
+        for outer in pids
+        for names, owners in [_names_and_owners(outer)]
+        for pid in names
+    ]
     found: dict[Path, None] = {}
     for directory in run_dirs:
-        for name in names:
+        for name, owners in wanted:
             with contextlib.suppress(OSError):
                 for path in sorted(directory.glob(name)):
-                    if path.is_socket():
+                    status = path.lstat()
+                    if stat.S_ISSOCK(status.st_mode) and status.st_uid in owners:
                         found[path] = None
     return list(found)
 
 
-def _pids_of(pid: int) -> tuple[int, ...]:
-    """The pid and what it is called in inner pid namespaces (NSpid)."""
+def _names_and_owners(pid: int) -> tuple[tuple[int, ...], set[int]]:
+    """What a process is called, also in inner pid namespaces (NSpid), and who may own its sockets.
+
+    A process that cannot be seen has one name, and its sockets are ours or root's.
+    """
+    names: tuple[int, ...] = (pid,)
+    owners = {0, os.geteuid()}
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
-                return tuple(dict.fromkeys([pid, *map(int, line.split()[1:])]))
-    return (pid,)
+                names = tuple(dict.fromkeys([pid, *map(int, line.split()[1:])]))
+            elif line.startswith("Uid:"):
+                owners.update(map(int, line.split()[1:]))
+    return names, owners
 
 
 def remove_stale(directory: Path, pattern: str) -> int:

@@ -25,6 +25,7 @@ __all__ = ["RESTART_FLAGS", "SglangKnobGroup", "describe", "why_none"]
 #: How long every rank may take to show a setting. A scheduler that sleeps wakes once a second.
 CONFIRM_SECONDS = 3.0
 POLL_SECONDS = 0.02
+MAX_TP_SIZE = 4_096
 FIRST_WITH_PLUGINS = (0, 5, 11)
 
 #: How each knob is set when the engine has to be restarted for it.
@@ -75,6 +76,8 @@ def _rank_of(client: KnobClient) -> _Rank:
     tp_rank, tp_size = values.get("tp_rank"), values.get("tp_size")
     if not isinstance(tp_rank, int) or not isinstance(tp_size, int) or client.hello.rank is None:
         raise ProtocolError("hello: boot_values.tp_rank, boot_values.tp_size or rank is missing")
+    if not 0 <= tp_rank < tp_size <= MAX_TP_SIZE:
+        raise ProtocolError(f"hello: TP rank {tp_rank!r:.20} of {tp_size!r:.20} cannot be")
     return _Rank(client, client.hello.rank, tp_rank, tp_size)
 
 

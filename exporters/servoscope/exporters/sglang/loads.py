@@ -11,7 +11,6 @@ scheduler stands still; ``age_seconds`` tells.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +29,7 @@ _FIELDS = (
 )
 SIGNALS = tuple(signal for signal, _, _ in _FIELDS)
 _MAX_RANKS = 4_096
+_MAX_MOMENT = 1e12  # seconds since the epoch
 _SLACK = 0.01  # usage is rounded
 
 
@@ -63,7 +63,9 @@ def read_loads(text: str | bytes) -> Loads:
             continue
         told_now = _take(load, place, readings, refused)
         at = load.get("timestamp")
-        if told_now and answered is not None and isinstance(at, (int, float)) and at > 0:
+        if not isinstance(at, (int, float)) or not 0 < at < _MAX_MOMENT:
+            continue
+        if told_now and answered is not None:
             ages.append(max(0.0, answered - at))
     version = told.get("version")
     sample = EngineSample(
@@ -88,7 +90,7 @@ def _take(
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             refused.append(Refused(name, type(value).__name__, "not a number"))
-        elif not math.isfinite(value) or not 0 <= value <= most * (1 + _SLACK):
+        elif not 0 <= value <= most * (1 + _SLACK):  # NaN is neither
             refused.append(Refused(name, repr(value)[:32], f"outside 0..{most:g}"))
         else:
             readings.append(Reading(signal, min(float(value), float(most)), labels))
@@ -101,5 +103,5 @@ def _moment(told: object) -> float | None:
         return None
     try:
         return datetime.fromisoformat(told).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):  # a year that no clock has
         return None
