@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from servoscope.exporters.records import Outcome, Phase, Source
 from servoscope.exporters.sglang.finish import outcome_of
-from servoscope.exporters.sglang.requests import RequestLine, read_line
+from servoscope.exporters.sglang.requests import TEXT_PARAMETERS, RequestLine, read_line
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "engines" / "sglang"
 CANARY = "CANARY the prompt of somebody"
@@ -239,7 +239,7 @@ def test_the_pass_that_warms_the_cache_for_n_samples_is_no_request() -> None:
     assert read_line(line({"sampling_params": {"n": 1}}, **nothing)).record is not None
 
 
-@pytest.mark.parametrize("name", ["text", "input_ids", "messages", "prompt", "input_embeds"])
+@pytest.mark.parametrize("name", TEXT_PARAMETERS)
 def test_what_somebody_wrote_is_seen_and_not_kept(name: str) -> None:
     found = read_line(line({name: CANARY}, output_token_logprobs=[[-1.0, 5, CANARY]]))
     assert found.text
@@ -247,6 +247,11 @@ def test_what_somebody_wrote_is_seen_and_not_kept(name: str) -> None:
     assert found.record is not None
     assert found.record.output_tokens == 24
     assert not read_line(line({name: None})).text
+    # Where no version that was read has it: beside the parameters, or these as an object.
+    for other in (line(**{name: CANARY}), line(request_parameters={name: CANARY, "stream": True})):
+        found = read_line(other)
+        assert found.text
+        assert "CANARY" not in repr(found)
 
 
 @pytest.mark.parametrize(

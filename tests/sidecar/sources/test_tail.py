@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -173,6 +174,52 @@ def test_what_is_not_a_request_file_is_left_alone(bench: Bench) -> None:
     bench.path(5).symlink_to(bench.directory / "notes.txt")
     write(bench.path(10), "a")
     assert bench.poll() == ["a"]
+    assert (bench.tail.problem, dict(bench.tail.drops)) == ("", {})
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_a_file_that_cannot_be_opened_is_a_problem_only_where_it_is_the_one_that_grows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, newest: bool
+) -> None:
+    write(bench.path(10), "old")
+    bench.poll()
+    opened, bad = os.open, bench.path(11 if newest else 9)
+    write(bad, "x")
+
+    def refuse(path: Any, *args: Any, **options: Any) -> int:
+        if Path(path) == bad:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("servoscope.sidecar.sources.tail.os.open", refuse)
+        for text in ("a", "b"):
+            write(bench.path(10), text)
+            assert bench.poll() == [text]
+            assert ("Permission denied" in bench.tail.problem) is newest
+            assert bench.tail.drops["unreadable_file"] == 1
+            assert bench.tail.poll(look=False) == []
+    assert bench.poll() == ["x"]
+    assert bench.tail.problem == ""
+
+
+@pytest.mark.parametrize("more", [1, 2, 500])
+def test_a_file_that_was_cut_and_is_longer_again_is_read_from_its_start(
+    bench: Bench, more: int
+) -> None:
+    """Rotation by copy and truncate, and a busy engine."""
+    write(bench.path(10), "before us")
+    bench.poll()
+    write(bench.path(10), "a", "b")
+    assert bench.poll() == ["a", "b"]
+    fresh = [f"another line {i}" for i in range(more)]
+    with bench.path(10).open("r+") as file:
+        file.truncate(0)
+        file.write("".join(f"{line}\n" for line in fresh) + "begun")
+    assert bench.poll() == fresh
+    write(bench.path(10), " and ended")
+    assert bench.poll() == ["begun and ended"]
+    assert bench.tail.drops == {"truncated_file": 1}
 
 
 def test_a_line_that_is_too_long_is_passed_over_in_bounded_memory(bench: Bench) -> None:
@@ -271,6 +318,25 @@ def test_a_position_that_is_spoiled_or_of_elsewhere_is_none(bench: Bench, spoile
     write(bench.path(10), "missed")
     bench.new()
     assert bench.poll() == []
+    write(bench.path(10), "new")
+    assert bench.poll() == ["new"]
+
+
+@pytest.mark.parametrize("field", ["inode", "offset", "head_bytes", "head"])
+@pytest.mark.parametrize("number", [10**15, 10**400, -1])
+def test_a_mark_whose_numbers_are_spoiled_raises_nothing(
+    bench: Bench, field: str, number: int
+) -> None:
+    bench.poll()
+    write(bench.path(10), "seen")
+    bench.poll()
+    bench.close()
+    path = bench.state / "127.0.0.1:30000.json"
+    told = json.loads(path.read_bytes())
+    told["files"][0][field] = number
+    path.write_text(json.dumps(told))
+    bench.new()
+    bench.poll()
     write(bench.path(10), "new")
     assert bench.poll() == ["new"]
 

@@ -38,10 +38,14 @@ from servoscope.exporters.records import Outcome, Phase, RequestRecord, Source
 from servoscope.exporters.sglang.finish import outcome_of
 from servoscope.exporters.sglang.values import Numbers, short_name, whole
 
-__all__ = ["RequestLine", "read_line"]
+__all__ = ["TEXT_PARAMETERS", "RequestLine", "read_line"]
 
 #: Request parameters and answer fields that hold what people or the model wrote.
-TEXT_PARAMETERS = ("text", "input_ids", "input_embeds", "prompt", "messages")
+TEXT_PARAMETERS = (
+    "text", "input_ids", "input_embeds", "prompt", "messages", "image_data", "video_data",
+    "audio_data",
+)  # fmt: skip
+TEXT_FIELDS = (*TEXT_PARAMETERS, "output_ids", "output_text")
 _MAX_NAME = 128
 
 
@@ -70,6 +74,7 @@ def read_line(line: bytes | str) -> RequestLine:
     if told is None:
         raise ValueError("the line is no JSON object")
     asked, text = _asked(told.pop("request_parameters", None))
+    text = text or any(told.get(name) for name in TEXT_FIELDS)
     ident = told.get("id")
     if not isinstance(ident, str) or not ident:
         raise ValueError("id: missing")
@@ -115,10 +120,15 @@ class _Asked:
 
 
 def _asked(packed: object) -> tuple[_Asked, bool]:
-    """(what is needed, whether what somebody wrote was in it). ``packed`` is a JSON text."""
-    if not isinstance(packed, (str, bytes)):
+    """(what is needed, whether what somebody wrote was in it).
+
+    ``packed`` is a JSON text in every version that was read; an object is taken as well.
+    """
+    if packed is None:
         return _Asked(), False
-    parameters = _object(packed)
+    parameters = packed if isinstance(packed, dict) else None
+    if isinstance(packed, str):
+        parameters = _object(packed)
     if parameters is None:
         raise ValueError("request_parameters: no JSON object")
     text = any(parameters.get(name) for name in TEXT_PARAMETERS)

@@ -18,6 +18,7 @@ __all__ = ["Mark", "PositionFile"]
 _VERSION = 1
 _MAX_BYTES = 64 * 1024
 _MAX_MARKS = 64
+_MAX_HEAD_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,4 +100,6 @@ def _mark(told: object) -> Mark:
     numbers = [told[n] for n in ("inode", "offset", "head_bytes", "head")]
     if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in numbers):
         raise ValueError("no numbers")
+    if max(numbers) >= 1 << 64 or told["head_bytes"] > _MAX_HEAD_BYTES:
+        raise ValueError("no numbers of a file")
     return Mark(told["name"], *numbers)

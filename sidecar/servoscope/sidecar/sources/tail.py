@@ -7,7 +7,10 @@ is read. What can happen to a file, and what is done:
 - it has no newline at its end: that line is being written; it is read when it is whole.
 - it was renamed (a rotation): it is read on by its descriptor for as long as it is the newest one,
   or grows.
-- it got shorter (truncated in place), or another one has its name: it is read from its start.
+- it got shorter (truncated in place, also when it is longer again by now), or another one has its
+  name: it is read from its start.
+- it cannot be opened: counted; a ``problem`` only where it is the newest, the one that grows. What
+  has the name and is no file (a link, a pipe, a directory) is left alone.
 - the directory is gone: its writer goes on in the deleted file until the hour ends; what it writes
   there is read, and ``problem`` says so.
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -35,6 +39,7 @@ _READ_BYTES = 256 * 1024
 _ROUND_BYTES = 4 * 1024 * 1024  # of lines handed over at once
 _MAX_LINE_BYTES = 8 * 1024 * 1024  # a prompt of a million token ids
 _HEAD_BYTES = 256
+_LAST_BYTES = 64  # before the offset: other ones there mean another content
 _MAX_FILES = 200  # the newest by name that are looked at: eight days of hours
 _MAX_OPEN = 8
 _QUIET_ROUNDS = 240  # without growth: an old file is let go
@@ -52,11 +57,17 @@ class _File:
     rest: bytearray = field(default_factory=bytearray)  # read, and no newline yet
     skipping: bool = False  # within a line that is too long
     quiet: int = 0
+    last: bytes = b""  # what stood before ``offset``
 
     def mark(self) -> Mark:
         """Where it was read to, and how to know it again: an inode number is used again."""
         size = min(self.offset, _HEAD_BYTES)
         return Mark(self.name, self.inode, self.offset, size, self.head(size))
+
+    def look_back(self) -> bytes:
+        """What stands before ``offset`` now."""
+        size = min(self.offset, _LAST_BYTES)
+        return os.pread(self.descriptor, size, self.offset - size)
 
     def head(self, size: int) -> int:
         """A check sum of its first bytes."""
@@ -84,7 +95,8 @@ class Tail:
         self._changed = False
         self.problem = ""  # why nothing (more) can be read, in words
         self.behind = False  # there was more than one round may hand over
-        self.drops: Counter[str] = Counter()  # oversize_line, truncated_file
+        self.drops: Counter[str] = Counter()  # oversize_line, truncated_file, unreadable_file
+        self._unreadable: dict[str, str] = {}  # name -> why
         self.bytes_read = 0
 
     def poll(self, *, look: bool = True) -> list[bytes]:
@@ -146,6 +158,8 @@ class Tail:
             again = known is not None and known[:2] == ident and known[2] < status.st_size
             self._add(name, known[2] if again and known is not None else 0)
         self._let_go(found)
+        if found and (why := self._unreadable.get(found[-1][0])):
+            self.problem = why
 
     def _begin(self, found: list[tuple[str, os.stat_result]]) -> None:
         """The first look: go on where an earlier life stopped, else at the end of everything."""
@@ -196,8 +210,11 @@ class Tail:
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             descriptor = os.open(self.directory / name, flags)
         except OSError as error:
-            self.problem = f"{self.directory / name}: {error.strerror or error}"
+            if name not in self._unreadable:
+                self.drops["unreadable_file"] += 1
+            self._unreadable[name] = f"{self.directory / name}: {error.strerror or error}"
             return None
+        self._unreadable.pop(name, None)
         status = os.fstat(descriptor)
         ident = (status.st_dev, status.st_ino)
         if ident in self._open:
@@ -227,8 +244,9 @@ class Tail:
                 self._known[file.name] = (file.device, file.inode, file.offset)
             self._changed = True
         names = {name for name, _ in found}
-        for name in [n for n in self._known if n not in names]:
-            del self._known[name]
+        for table in (self._known, self._unreadable):
+            for name in [n for n in table if n not in names]:
+                del table[name]
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -237,7 +255,8 @@ class Tail:
         taken = 0
         try:
             size = os.fstat(file.descriptor).st_size
-            if size < file.offset + (0 if file.skipping else len(file.rest)):
+            end = file.offset + (0 if file.skipping else len(file.rest))
+            if size < end or (size > end and file.last and file.look_back() != file.last):
                 file.offset, file.skipping = 0, False
                 file.rest.clear()
                 self.drops["truncated_file"] += 1
@@ -248,6 +267,8 @@ class Tail:
                     break
                 taken += len(data)
                 self._split(file, data, lines)
+            if taken:
+                file.last = file.look_back()
         except OSError as error:
             self.problem = f"{self.directory / file.name}: {error.strerror or error}"
         file.quiet = 0 if taken else file.quiet + 1
@@ -290,4 +311,5 @@ def _entries(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
             status = os.lstat(directory / name)
         except FileNotFoundError:
             continue  # rotated away meanwhile
-        yield name, status
+        if stat.S_ISREG(status.st_mode):
+            yield name, status
