@@ -215,8 +215,11 @@ async def test_without_any_source_of_requests_the_engines_own_counts_stand_in(
     assert "pip install --no-deps PATH" in details["plugin"]
     assert body["relay"] is None
     attached, missing = running.said
-    assert attached.startswith(f"attached to vllm 0.32.0 (model tiny) at {engine.url}; metrics at ")
-    assert f"http://127.0.0.1:{running.sidecar.port}/metrics; requests seen by: scrape" in attached
+    assert attached.splitlines()[:2] == [
+        f"attached to vllm 0.32.0 (model tiny) at {engine.url}",
+        f"metrics at http://127.0.0.1:{running.sidecar.port}/metrics",
+    ]
+    assert attached.splitlines()[2].startswith("requests seen by: scrape")
     assert missing == f"not by plugin: {details['plugin']}"
 
 

@@ -129,6 +129,13 @@ async def test_nobody_there_says_what_to_check(unused_tcp_port: int) -> None:
     with pytest.raises(AttachError, match="Is the engine up") as caught:
         await attach(f"http://127.0.0.1:{unused_tcp_port}")
     assert "curl" in str(caught.value)
+    assert "(Connection refused)" in str(caught.value)
+    assert "plain http" not in str(caught.value)
+
+
+async def test_https_that_nobody_speaks_is_asked_about(engine: Any) -> None:
+    with pytest.raises(AttachError, match="Or does it speak plain http"):
+        await attach(engine.url.replace("http:", "https:"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +151,7 @@ def test_urls(url: str, expected: tuple[str, str, int]) -> None:
     assert split_url(url) == expected
 
 
-@pytest.mark.parametrize("url", ["", "http://", "ftp://x", "http://x:99999", "unix:///x"])
+@pytest.mark.parametrize("url", ["", "http://", "ftp://x", "http://x:99999", "unix:///x", "8000"])
 def test_bad_urls(url: str) -> None:
     with pytest.raises(AttachError):
         split_url(url)

@@ -225,6 +225,7 @@ async def test_nobody_there_and_one_who_hangs(
             with pytest.raises(AskError) as caught:
                 await ask_collector(session, place)()
             assert caught.value.reason == reason
+        assert "(Connection refused); start it: servoscope collector" in str(caught.value)
 
 
 async def test_a_real_collector_is_understood(tmp_path: Path) -> None:

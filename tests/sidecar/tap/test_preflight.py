@@ -41,6 +41,7 @@ def test_missing_right_names_the_command(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "CAP_NET_RAW" in missing
     assert f"sudo setcap cap_net_raw+ep {os.path.realpath(sys.executable)}" in missing
     assert "as root" in missing
+    assert "--relay" in missing
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ Listens on loopback by default, on the first free port from the configured one, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -99,7 +100,8 @@ def create_app(
 def bind(host: str, port: int, attempts: int) -> socket.socket:
     """A listening socket on the first free port from ``port``; 0 takes any.
 
-    Raises OSError when none of ``attempts`` ports is free.
+    Raises OSError when none of ``attempts`` ports is free, or when the right or the address is
+    missing: another port would not help.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last: OSError | None = None
@@ -112,6 +114,9 @@ def bind(host: str, port: int, attempts: int) -> socket.socket:
         except OSError as error:
             listener.close()
             last = error
+            if error.errno != errno.EADDRINUSE:
+                why = error.strerror or error
+                raise OSError(f"cannot listen on {host}, port {candidate}: {why}") from error
             continue
         listener.setblocking(False)
         return listener

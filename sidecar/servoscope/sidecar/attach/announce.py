@@ -15,11 +15,11 @@ __all__ = ["attached", "better_ones", "seen_by"]
 
 
 def attached(target: Target, metrics_url: str, source: Source) -> str:
-    """The line of the start, once it is known who sees the requests."""
+    """The lines of the start, once it is known who sees the requests."""
     engine = f"{target.engine} {target.version or 'of unknown version'}"
     return (
-        f"attached to {engine} (model {target.model_name}) at {target.url}; "
-        f"metrics at {metrics_url}; {seen_by(source)}"
+        f"attached to {engine} (model {target.model_name}) at {target.url}\n"
+        f"metrics at {metrics_url}\n{seen_by(source)}"
     )
 
 

@@ -11,14 +11,16 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from servoscope.sidecar.attach.processes import Listener, is_local, listeners
 
-__all__ = ["Place", "canonical", "locate", "server_label"]
+__all__ = ["Place", "canonical", "locate", "parts_of_url", "server_label"]
 
 LOOPBACK, LOOPBACK6 = "127.0.0.1", "::1"
 _ANY, _ANY6 = "0.0.0.0", "::"
 _KNOCK_SECONDS = 1.0
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,27 @@ class Place:
 
     host: str
     pids: frozenset[int] = frozenset()
+
+
+def parts_of_url(url: str) -> tuple[str, str, int]:
+    """(scheme, host, port) of what a user typed; ``localhost`` is 127.0.0.1, a path is left out.
+
+    Raises ValueError, which quotes the URL (never a password in it).
+    """
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        host, port, named = parts.hostname, parts.port, parts.username is not None
+    except ValueError as error:
+        raise ValueError(f"{url.rpartition('@')[2]!r} is not a URL: {error}") from error
+    if named:
+        raise ValueError(
+            "the URL holds a user name or a password, and we send none: leave it out, "
+            "e.g. http://127.0.0.1:8000"
+        )
+    if parts.scheme not in _DEFAULT_PORTS or not host or host.isdigit():
+        raise ValueError(f"{url!r} is not an http URL such as http://127.0.0.1:8000")
+    host = LOOPBACK if host == "localhost" else host
+    return parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme]
 
 
 def server_label(host: str, port: int) -> str:

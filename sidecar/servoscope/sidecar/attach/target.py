@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
@@ -21,9 +20,10 @@ from servoscope.exporters.gpu import gpu_model_of, read_gpus
 from servoscope.exporters.paths import run_dir
 from servoscope.exporters.sglang.settings import SETTING_NAMES
 from servoscope.sidecar.attach import model, processes
-from servoscope.sidecar.attach.canonical import locate, server_label
+from servoscope.sidecar.attach.canonical import locate, parts_of_url, server_label
 from servoscope.sidecar.attach.llamacpp import kept_of_props
 from servoscope.sidecar.attach.processes import ServerProcess
+from servoscope.sidecar.attach.unanswered import reason_of
 
 __all__ = [
     "SUPPORTED",
@@ -95,18 +95,11 @@ class Answers:
 
 def split_url(url: str) -> tuple[str, str, int]:
     """(base URL, host, port) of what a user typed. Raises AttachError."""
-    typed = url if "//" in url else f"http://{url}"
     try:
-        parts = urlsplit(typed)
-        host, port = parts.hostname, parts.port
+        scheme, host, port = parts_of_url(url)
     except ValueError as error:
-        raise AttachError(f"{url!r} is not a URL: {error}") from error
-    if parts.scheme not in ("http", "https") or not host:
-        raise AttachError(f"{url!r} is not an http URL such as http://127.0.0.1:8000")
-    host = "127.0.0.1" if host == "localhost" else host
-    port = port or (443 if parts.scheme == "https" else 80)
-    shown = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{shown}:{port}", host, port
+        raise AttachError(str(error)) from error
+    return f"{scheme}://{server_label(host, port)}", host, port
 
 
 async def get_json(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
@@ -200,10 +193,11 @@ async def attach(
         try:
             answers = await identify(session, base)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            why = str(error) or type(error).__name__
+            plain = "" if base.startswith("http:") else " Or does it speak plain http?"
             raise AttachError(
-                f"nothing answers at {base} ({why}). Is the engine up? An engine that is still "
-                f"loading its model does not answer yet; check the address with: curl {base}/health"
+                f"nothing answers at {base} ({reason_of(error)}). Is the engine up? An engine that "
+                "is still loading its model does not answer yet; check the address with: "
+                f"curl {base}/health{plain}"
             ) from error
     if answers is None and engine is None:
         raise AttachError(

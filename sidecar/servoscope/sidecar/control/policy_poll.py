@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from servoscope.exporters.records import SourceState
+from servoscope.sidecar.attach.unanswered import reason_of
 from servoscope.sidecar.control.policy import Policy, PolicyError, parse_policy
 
 __all__ = ["Ask", "AskError", "PolicyPoll", "PolicyView", "ask_collector"]
@@ -55,7 +56,11 @@ def ask_collector(session: aiohttp.ClientSession, collector_url: str, token: str
         except TimeoutError:
             raise AskError("timeout", f"no whole answer in {_ANSWER_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise AskError("connection", str(error) or type(error).__name__) from None
+            raise AskError(
+                "connection",
+                f"nothing answers at {collector_url} ({reason_of(error)}); start it: servoscope "
+                "collector, or name another: --collector URL, or none: --collector off",
+            ) from None
         return bytes(body)
 
     return ask

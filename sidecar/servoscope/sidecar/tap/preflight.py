@@ -103,5 +103,6 @@ def _grant() -> str:
     python = os.path.realpath(sys.executable)
     return (
         f"`sudo setcap cap_net_raw+ep {python}` and start again "
-        "(every program of this Python may capture then), or run the sidecar as root"
+        "(every program of this Python may capture then), or run the sidecar as root; "
+        "without either, let clients go through --relay HOST:PORT"
     )
