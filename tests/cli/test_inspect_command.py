@@ -90,3 +90,9 @@ async def test_without_a_collector_or_a_sidecar_it_says_so() -> None:
 def test_a_clock_that_was_set_back_makes_no_negative_age() -> None:
     policy = {"state": "ok", "control_mode": "on", "last_success_unix_seconds": NOW + 99.0}
     assert policy_lines({"policy": policy})[0].endswith("heard 0 s ago")
+
+
+def test_without_a_sidecar_the_next_step_is_named() -> None:
+    assert "sidecar    none attached; attach one:  servoscope sidecar http://h:1\n" in text(
+        {"url": "http://h:1"}
+    )

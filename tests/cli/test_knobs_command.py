@@ -185,3 +185,12 @@ def test_inspect_shows_the_reason_and_whose_relay_it_is(sidecar: Any) -> None:
     code, text = _run("inspect", "http://127.0.0.1:8001")
     assert (code, text.splitlines()[0]) == (0, "this is the relay of 127.0.0.1:8000")
     assert "llamacpp b1 at 127.0.0.1:8000" in text
+
+
+def test_another_engine_than_the_sidecar_holds_is_said(
+    sidecar: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sidecar.answer = {"engine": "llamacpp", "server": "127.0.0.1:8000"}
+    assert _run("inspect", "http://127.0.0.1:8000", "--engine", "vllm")[0] == 1
+    assert "holds this engine as llamacpp, not vllm" in capsys.readouterr().err
+    assert _run("inspect", "http://127.0.0.1:8000", "--engine", "llamacpp")[0] == 0

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from servoscope.cli.main import main, run
+from servoscope.cli.main import COMMANDS, main, run
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.25])
@@ -55,3 +55,34 @@ def test_run_turns_an_interrupt_into_its_code(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SystemExit) as found:
         run()
     assert found.value.code == 130
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_says_its_exit_codes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as found:
+        main([command, "--help"], sys.stdout)
+    assert found.value.code == 0
+    assert "Exit codes: 0 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("inspect", "8000"), "'8000'"),
+        (("sidecar", "ftp://127.0.0.1:8000"), "'ftp://127.0.0.1:8000'"),
+        (("knobs", "http://127.0.0.1:99999", "get"), "'http://127.0.0.1:99999'"),
+        (("knobs", "http://127.0.0.1:1", "set", "chunk_tokens"), "'chunk_tokens'"),
+        (("up", "http://127.0.0.1:99999"), "'http://127.0.0.1:99999'"),
+        (("up", "--embedded", "http://127.0.0.1:8000"), "--embedded"),
+        (("up", "--minutes", "0"), "--minutes"),
+    ],
+)
+def test_wrong_words_are_named_and_end_with_2(
+    words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words, sys.stdout) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"servoscope {words[0]}: ")
+    assert named in said

@@ -126,6 +126,11 @@ def test_unknown_names_are_reported_and_are_no_fault(saved: Any) -> None:
     assert "unknown (1)\n  vllm:of_tomorrow\n" in text
 
 
+def test_a_version_that_is_none_is_said() -> None:
+    assert "abc  (not the number of a release" in run(str(VLLM), "--version", "abc")[1]
+    assert "(not the number" not in run(str(VLLM), "--version", "0.32.0")[1]
+
+
 def test_a_text_of_two_engines_says_so(saved: Any) -> None:
     path = saved(
         "vllm:num_requests_running 4\nsglang:num_queue_reqs 1\nsglang:num_running_reqs 2\n"
@@ -133,7 +138,7 @@ def test_a_text_of_two_engines_says_so(saved: Any) -> None:
     _, found = as_json(path)
     assert found["engine"] == "sglang"
     assert found["recognised"] == {"sglang": 2, "vllm": 1}
-    assert "1 of vllm; choose with --engine" in run(path)[1]
+    assert "1 vllm series; choose with --engine" in run(path)[1]
     _, found = as_json(path, "--engine", "vllm")
     assert list(found["signals"]) == ["running"]
     assert found["signals"]["running"]["value"] == 4
@@ -145,6 +150,9 @@ def test_a_text_of_nobody_says_what_to_do(saved: Any, capsys: pytest.CaptureFixt
     said = capsys.readouterr().err
     assert "no metric of vllm, sglang, llamacpp" in said
     assert "curl -s" in said
+    assert "a sidecar's" not in said
+    assert as_json(saved("# x\nservoscope_build_info 1\n"))[0] == 1
+    assert "it is a sidecar's; name the engine's own" in capsys.readouterr().err
     assert run(saved(""))[0] == 1
     assert run(saved(""), "--engine", "vllm")[0] == 1
 
@@ -197,6 +205,9 @@ def test_files_that_cannot_be_read_and_wrong_words(
     assert run(str(tmp_path / "none.txt"))[0] == 1
     assert capsys.readouterr().err.startswith("servoscope parse: cannot read ")
     assert run(str(tmp_path))[0] == 1
+    capsys.readouterr()
+    assert run("http://127.0.0.1:8000/metrics")[0] == 2
+    assert "curl -s http://127.0.0.1:8000/metrics | servoscope parse -" in capsys.readouterr().err
     for words in (["parse"], ["parse", "--engine", "ollama", "x"], ["parse", "a", "b"]):
         with pytest.raises(SystemExit) as found:
             main(words, io.StringIO())

@@ -65,5 +65,14 @@ def test_what_is_left_as_it_is(url: str) -> None:
 def test_what_is_no_url_is_said() -> None:
     with pytest.raises(ValueError, match="Port out of range"):
         unique_servers(["http://127.0.0.1:99999"])
-    with pytest.raises(ValueError, match="is not a URL"):
-        unique_servers(["http://"])
+    for url in ("http://", "ftp://127.0.0.1:8000", "8000", "http://127.0.0.1:abc", ""):
+        with pytest.raises(ValueError, match="is not a") as caught:
+            server_of(url)
+        assert repr(url) in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:8000", "http://me:secret@host:99999"])
+def test_a_password_in_a_url_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ValueError, match="URL") as caught:
+        server_of(url)
+    assert "secret" not in str(caught.value)

@@ -247,3 +247,14 @@ def test_lists_of_hosts_from_file_and_environment() -> None:
     assert given.collector.allowed_hosts == ("c",)
     with pytest.raises(SettingsError, match="SERVOSCOPE_COLLECTOR__ALLOWED_HOSTS: "):
         parse_settings("", {"SERVOSCOPE_COLLECTOR__ALLOWED_HOSTS": "[c, 5]"})
+
+
+def test_without_a_file_the_environment_is_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"^environment:\n  SERVOSCOPE_SIDECAR__PORT: "):
+        load_settings(None, {"SERVOSCOPE_SIDECAR__PORT": "abc"})
+    with pytest.raises(SettingsError) as caught:
+        load_settings("none.yaml", {})
+    assert str(caught.value) == "cannot read none.yaml: No such file or directory"

@@ -8,11 +8,15 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
-__all__ = ["EXIT_CODES", "until_told"]
+__all__ = ["EXIT_CODES", "EXIT_CODES_AT_ONCE", "until_told"]
 
 EXIT_CODES = (
     "Exit codes: 0 ended as told (Ctrl-C, SIGTERM), 1 it failed, 2 the command or the "
     "configuration is wrong, 130 interrupted before it had begun."
+)
+#: Of the commands that do one thing and end.
+EXIT_CODES_AT_ONCE = (
+    "Exit codes: 0 done, 1 it failed, 2 the command or the configuration is wrong, 130 interrupted."
 )
 
 

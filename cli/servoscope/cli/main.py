@@ -19,11 +19,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TextIO, cast
 
-__all__ = ["CommandError", "main", "run"]
+__all__ = ["CommandError", "UsageError", "main", "run"]
 
 
 class CommandError(Exception):
     """A command could not do its work; the text says why and what to do next."""
+
+    exit_code = 1
+
+
+class UsageError(CommandError):
+    """The command line is wrong; the text names the word and what would be accepted."""
+
+    exit_code = 2
 
 
 class Command(Protocol):
@@ -134,7 +142,7 @@ def main(argv: Sequence[str], out: TextIO) -> int:
         return 2
     except CommandError as error:
         print(f"servoscope {args.command}: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

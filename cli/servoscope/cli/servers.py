@@ -7,20 +7,15 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 
-from servoscope.sidecar.attach.canonical import locate, server_label
+from servoscope.sidecar.attach.canonical import locate, parts_of_url, server_label
 
 __all__ = ["one_url", "server_of", "unique_servers"]
 
-DEFAULT_PORTS = {"http": 80, "https": 443}
-
 
 def server_of(url: str) -> str:
-    """``host:port`` of a URL, as written. Raises ValueError when it is none."""
-    parts = urlsplit(url if "//" in url else f"http://{url}")
-    if not parts.hostname:
-        raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    return server_label(host, parts.port or DEFAULT_PORTS.get(parts.scheme, 80))
+    """``host:port`` of a URL, as written. Raises ValueError, which quotes what is no URL."""
+    _, host, port = parts_of_url(url)
+    return server_label(host, port)
 
 
 def one_url(url: str) -> str:
@@ -31,7 +26,7 @@ def one_url(url: str) -> str:
     """
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        host, port = parts.hostname, parts.port or DEFAULT_PORTS["http"]
+        host, port = parts.hostname, parts.port or 80
         if parts.scheme != "http" or not host:
             return url
         place = locate(host, port)

@@ -36,6 +36,7 @@ __all__ = [
     "as_yaml",
     "load_settings",
     "parse_settings",
+    "unreadable",
 ]
 
 MAX_FILE_BYTES = 1 << 20
@@ -72,6 +73,11 @@ class Settings:
         return tuple(found)
 
 
+def unreadable(name: str | Path, error: OSError | UnicodeDecodeError) -> str:
+    """That a file cannot be read, and why: its name once, no number."""
+    return f"cannot read {name}: {getattr(error, 'strerror', None) or error}"
+
+
 def _read_objectives(names: Iterable[str]) -> tuple[list[Objective], list[str]]:
     """The objectives of all spec files, and what is wrong with any of them."""
     found: dict[tuple[str, str], Objective] = {}
@@ -83,7 +89,7 @@ def _read_objectives(names: Iterable[str]) -> tuple[list[Objective], list[str]]:
                 text = file.read(MAX_FILE_BYTES + 1)  # load_spec refuses what is too long
             objectives = load_spec(text, str(path)).objectives
         except (OSError, UnicodeDecodeError) as error:
-            problems.append(f"slos: cannot read {name}: {error}")
+            problems.append(f"slos: {unreadable(name, error)}")
             continue
         except SpecError as error:
             problems += [f"slos: {line}" for line in error.lines(name)]
@@ -221,13 +227,16 @@ def load_settings(named: str | None = None, environ: Mapping[str, str] | None = 
     env = os.environ if environ is None else environ
     path = find_file(named, env, Path.cwd())
     if path is None:
-        return parse_settings("", env, "defaults")
+        settings, problems = _parse("", env, "defaults")
+        if problems:
+            raise _wrong("environment", problems)
+        return settings
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise SettingsError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from error
+        raise SettingsError(unreadable(path, error)) from error
     settings, problems = _parse(text, env, str(path))
     here = path.absolute().parent
     slos = tuple(str(here / Path(name).expanduser()) for name in settings.slos)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TextIO
 
+from servoscope.cli.ending import EXIT_CODES_AT_ONCE
 from servoscope.cli.settings import as_yaml, load_settings
 
 __all__ = ["HELP", "add_arguments", "execute"]
@@ -14,6 +15,7 @@ HELP = "check or show the configuration in force"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare flags."""
+    parser.epilog = EXIT_CODES_AT_ONCE
     parser.add_argument(
         "action",
         choices=("check", "show"),

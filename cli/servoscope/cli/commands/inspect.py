@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from servoscope.cli.main import CommandError
+from servoscope.cli.ending import EXIT_CODES_AT_ONCE
+from servoscope.cli.main import CommandError, UsageError
 from servoscope.cli.servers import one_url, server_of
 from servoscope.cli.settings import load_settings
 from servoscope.cli.sidecars import (
@@ -18,6 +19,7 @@ from servoscope.cli.sidecars import (
     registered_sidecars,
     request,
 )
+from servoscope.exporters.engines import ENGINES
 from servoscope.sidecar.api.inspection import inspect_url
 from servoscope.sidecar.attach.target import AttachError
 
@@ -28,9 +30,12 @@ HELP = "what an engine is, which sources are in force, what they cannot see"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare flags."""
+    parser.epilog = EXIT_CODES_AT_ONCE
     parser.add_argument("url", help="the engine, e.g. http://127.0.0.1:8000")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--engine", metavar="KIND", help="vllm, llamacpp (default: ask the server)")
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="what the engine is (default: ask the server)"
+    )
 
 
 def execute(args: argparse.Namespace, out: TextIO) -> int:
@@ -44,6 +49,11 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
             )
         except AttachError as error:
             raise CommandError(str(error)) from error
+    elif args.engine and payload.get("engine") != args.engine:
+        raise CommandError(
+            f"the sidecar at {payload['sidecar']} holds this engine as {payload.get('engine')}, "
+            f"not {args.engine}; leave --engine out to see what it says"
+        )
     out.write(json.dumps(payload, indent=2) + "\n" if args.json else text(payload))
     return 0
 
@@ -52,7 +62,7 @@ def _from_sidecar(url: str) -> Mapping[str, Any] | None:
     try:
         sidecar = find_sidecar(url)
     except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise UsageError(str(error)) from error
     return _behind_relay(url) if sidecar is None else _asked(sidecar)
 
 
@@ -83,7 +93,7 @@ def text(payload: Mapping[str, Any], now: float | None = None) -> str:
         *relay,
         f"{payload.get('engine')} {version} at {payload.get('server')}",
         f"model      {payload.get('model_name')}  version {payload.get('model_version')}",
-        f"sidecar    {payload.get('sidecar') or 'none attached'}",
+        f"sidecar    {payload.get('sidecar') or _none_attached(payload)}",
         "processes",
     ]
     for process in payload.get("processes") or []:
@@ -112,6 +122,10 @@ def text(payload: Mapping[str, Any], now: float | None = None) -> str:
         )
     lines += _policy(payload.get("policy"), time.time() if now is None else now)
     return "\n".join(lines) + "\n"
+
+
+def _none_attached(payload: Mapping[str, Any]) -> str:
+    return f"none attached; attach one:  servoscope sidecar {payload.get('url')}"
 
 
 def _policy(policy: Mapping[str, Any] | None, now: float) -> list[str]:

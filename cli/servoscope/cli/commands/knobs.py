@@ -7,7 +7,8 @@ import getpass
 import json
 from typing import Any, TextIO
 
-from servoscope.cli.main import CommandError
+from servoscope.cli.ending import EXIT_CODES_AT_ONCE
+from servoscope.cli.main import CommandError, UsageError
 from servoscope.cli.sidecars import Registered, SidecarAnswer, find_sidecar, request
 
 __all__ = ["HELP", "add_arguments", "execute"]
@@ -17,6 +18,7 @@ HELP = "read, set or release an engine's knobs through its sidecar"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare flags."""
+    parser.epilog = EXIT_CODES_AT_ONCE
     parser.add_argument("url", help="the engine, e.g. http://127.0.0.1:8000")
     actions = parser.add_subparsers(dest="action", metavar="get|set|release", required=True)
     get = actions.add_parser("get", help="show knobs, bounds and modes")
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_changes(texts: list[str]) -> dict[str, float]:
-    """``["chunk_tokens=256"]`` → {"chunk_tokens": 256}. Raises CommandError naming the text."""
+    """``["chunk_tokens=256"]`` → {"chunk_tokens": 256}. Raises UsageError naming the text."""
     changes: dict[str, float] = {}
     for text in texts:
         name, sep, value = text.partition("=")
@@ -38,9 +40,9 @@ def parse_changes(texts: list[str]) -> dict[str, float]:
         except ValueError:
             number = float("nan")
         if not sep or not name or number != number:  # noqa: PLR0124 - NaN
-            raise CommandError(f"{text!r} is not NAME=NUMBER, e.g. chunk_tokens=256")
+            raise UsageError(f"{text!r} is not NAME=NUMBER, e.g. chunk_tokens=256")
         if name in changes:
-            raise CommandError(f"{name} is set twice")
+            raise UsageError(f"{name} is set twice")
         changes[name] = int(number) if number.is_integer() else number
     return changes
 
@@ -49,7 +51,7 @@ def _sidecar(url: str) -> Registered:
     try:
         found = find_sidecar(url)
     except ValueError as error:
-        raise CommandError(str(error)) from error
+        raise UsageError(str(error)) from error
     if found is None:
         raise CommandError(
             f"no sidecar of {url} runs on this host as this user. "
@@ -71,11 +73,11 @@ def _call(sidecar: Registered, path: str, body: dict[str, Any] | None = None) ->
 
 def execute(args: argparse.Namespace, out: TextIO) -> int:
     """Read or change knobs."""
+    changes = parse_changes(args.changes) if args.action == "set" else {}
     sidecar = _sidecar(args.url)
     if args.action == "get":
         answer = _call(sidecar, "/api/v1/knobs")
     elif args.action == "set":
-        changes = parse_changes(args.changes)
         answer = _call(sidecar, "/api/v1/knobs", {"set": changes, "actor": getpass.getuser()})
     else:
         answer = _call(sidecar, "/api/v1/knobs/release", {"actor": getpass.getuser()})

@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from servoscope.cli.main import CommandError
+from servoscope.cli.main import CommandError, UsageError
+from servoscope.cli.settings import unreadable
 from servoscope.exporters.engines import ENGINES
 from servoscope.exporters.exposition import MAX_BYTES
 from servoscope.exporters.packed import unpacked
 from servoscope.exporters.report import report_of
+from servoscope.exporters.table import parse_version
 
 __all__ = ["HELP", "add_arguments", "execute", "text"]
 
@@ -31,9 +33,11 @@ reasons are all in `series`; `value` is their sum, or the largest where rule is 
 it is the mean. The version is not written in any engine's metrics: without --version what is
 absent by design cannot be told from what is missing.
 
-exit codes: 0 read; 1 a value was refused, or no engine was recognised; 2 the command is wrong
+Exit codes: 0 read; 1 a value was refused, no engine was recognised, or the file cannot be read;
+2 the command is wrong.
 """
 _MAX_LISTED = 40
+_OURS = b"\nservoscope_build_info"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +67,7 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     else:
         out.write(text(found, colour=_wants_colour(out)))
     if found["engine"] is None or not found["signals"]:
-        print(f"servoscope parse: {_nothing(found, args.file)}", file=sys.stderr)
+        print(f"servoscope parse: {_nothing(found, args.file, data)}", file=sys.stderr)
         return 1
     return 1 if found["refused_total"] else 0
 
@@ -76,7 +80,11 @@ def _bytes(name: str) -> bytes:
         with Path(name).expanduser().open("rb") as file:
             return _bounded(file)
     except OSError as error:
-        raise CommandError(f"cannot read {name}: {error.strerror or error}") from error
+        if name.startswith(("http://", "https://")):
+            raise UsageError(
+                f"{name} is no file; pipe it:  curl -s {name} | servoscope parse -"
+            ) from error
+        raise CommandError(unreadable(name, error)) from error
 
 
 def _bounded(stream: BinaryIO) -> bytes:
@@ -88,14 +96,15 @@ def _wants_colour(out: TextIO) -> bool:
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _nothing(found: Mapping[str, Any], file: str) -> str:
+def _nothing(found: Mapping[str, Any], file: str, data: bytes) -> str:
     name = "standard input" if file == "-" else _clean(file)
     if found["engine"] is not None and found["refused_total"]:
         return f"no number of {found['engine']} in {name} could be believed"
     if found["engine"] is not None:
         return f"no number of {found['engine']} in {name} is known"
+    ours = " (it is a sidecar's; name the engine's own)" if _OURS in data else ""
     return (
-        f"no metric of {', '.join(ENGINES)} in {name}; save one with: "
+        f"no metric of {', '.join(ENGINES)} in {name}{ours}; save one with: "
         "curl -s http://HOST:PORT/metrics -o metrics.txt (llama.cpp: started with --metrics, "
         "SGLang: with --enable-metrics)"
     )
@@ -117,7 +126,7 @@ class _Picture:
         found = self._found
         yield f"engine     {found['engine'] or 'not recognised'}{self._others()}"
         version = found["version"]
-        yield f"version    {_clean(version) if version else 'not in the text; name it: --version'}"
+        yield f"version    {_version(version)}"
         cut = self._styled("  the text was cut short", "31") if found["truncated"] else ""
         yield f"series     {found['read_series']}{cut}"
         yield from self._signals()
@@ -129,8 +138,8 @@ class _Picture:
 
     def _others(self) -> str:
         ours, recognised = self._found["engine"], self._found["recognised"]
-        others = ", ".join(f"{n} of {kind}" for kind, n in recognised.items() if kind != ours)
-        return f"  (the text also holds series: {others}; choose with --engine)" if others else ""
+        others = ", ".join(f"{n} {kind}" for kind, n in recognised.items() if kind != ours)
+        return f"  (the text also holds {others} series; choose with --engine)" if others else ""
 
     def _signals(self) -> Iterator[str]:
         signals = self._found["signals"]
@@ -180,6 +189,14 @@ class _Picture:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.6g}" if value < 1e6 else f"{value:,.0f}"
+
+
+def _version(version: str | None) -> str:
+    if not version:
+        return "not in the text; name it: --version"
+    if parse_version(version) is None:
+        return f"{_clean(version)}  (not the number of a release: read as if it were not known)"
+    return _clean(version)
 
 
 def _unit(signal: Mapping[str, Any]) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Coroutine
 from typing import Any, TextIO
 
 from servoscope.cli.ending import EXIT_CODES, until_told
-from servoscope.cli.main import CommandError
-from servoscope.cli.servers import one_url
+from servoscope.cli.main import CommandError, UsageError
+from servoscope.cli.servers import one_url, server_of
 from servoscope.cli.settings import SettingsError, load_settings
+from servoscope.exporters.engines import ENGINES
 from servoscope.sidecar.attach.target import AttachError
 from servoscope.sidecar.config import SidecarConfig
 from servoscope.sidecar.control.token import TokenError
@@ -41,8 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT_CODES
     parser.add_argument("url", help="the engine, e.g. http://127.0.0.1:8000")
     parser.add_argument("--listen", metavar="ADDRESS", help="address of /metrics and the API")
-    parser.add_argument("--port", type=int, help="port (default: the first free from 9790)")
-    parser.add_argument("--engine", metavar="KIND", help="vllm, sglang, llamacpp (default: ask)")
+    parser.add_argument(
+        "--port", type=int, help="its port, or the first free one after it (default: 9790)"
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="what the engine is (default: ask the server)"
+    )
     parser.add_argument("--model-version", metavar="V", help="model_version label (default: found)")
     parser.add_argument(
         "--tap",
@@ -91,6 +96,10 @@ def configured(args: argparse.Namespace, config: SidecarConfig) -> SidecarConfig
 def execute(args: argparse.Namespace, out: TextIO) -> int:
     """Run until SIGINT or SIGTERM: then knobs are given back, queued records sent, exit code 0."""
     del out
+    try:
+        server_of(args.url)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     settings = load_settings(args.config)
     config = configured(args, settings.sidecar)
     work = run_sidecar(one_url(args.url), config, settings.objectives(), say=_say)

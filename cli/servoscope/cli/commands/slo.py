@@ -10,8 +10,9 @@ from servoscope.alerts.alertmanager import EXAMPLE, Notify, compile_alertmanager
 from servoscope.alerts.problems import shown
 from servoscope.alerts.rules import compile_engine_rules, compile_rules, notes
 from servoscope.alerts.spec import MAX_SPEC_CHARACTERS, Spec, SpecError, default_spec, load_spec
+from servoscope.cli.ending import EXIT_CODES_AT_ONCE
 from servoscope.cli.main import CommandError
-from servoscope.cli.settings import load_settings
+from servoscope.cli.settings import load_settings, unreadable
 
 __all__ = ["HELP", "add_arguments", "execute"]
 
@@ -20,6 +21,7 @@ HELP = "compile objectives into Prometheus rules and an Alertmanager configurati
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare flags."""
+    parser.epilog = EXIT_CODES_AT_ONCE
     actions = parser.add_subparsers(dest="action", metavar="compile", required=True)
     build = actions.add_parser("compile", help="write rules/*.yaml and alertmanager.yaml")
     build.add_argument(
@@ -70,7 +72,7 @@ def _specs(names: list[str]) -> dict[str, Spec]:
                 text = file.read(MAX_SPEC_CHARACTERS + 1)  # load_spec refuses what is too long
             specs[path.stem] = load_spec(text, path.name)
         except (OSError, UnicodeDecodeError) as error:
-            wrong.append(f"cannot read {name}: {error}")
+            wrong.append(unreadable(name, error))
         except SpecError as error:
             wrong += error.lines(name)
     if wrong:

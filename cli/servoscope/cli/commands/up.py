@@ -11,7 +11,8 @@ import asyncio
 from typing import TextIO
 
 from servoscope.cli.ending import EXIT_CODES
-from servoscope.cli.main import CommandError
+from servoscope.cli.main import CommandError, UsageError
+from servoscope.cli.servers import server_of
 from servoscope.cli.settings import load_settings
 from servoscope.cli.stack import Stack, StackError
 
@@ -44,9 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace, out: TextIO) -> int:
     """Run until SIGINT, SIGTERM or the end of ``--minutes``: then all is ended, exit code 0."""
     if args.minutes is not None and args.minutes <= 0:
-        raise CommandError("--minutes must be more than 0")
+        raise UsageError("--minutes must be more than 0")
     if not 10 <= args.window <= 86_400:
-        raise CommandError("--window must be between 10 and 86400 seconds")
+        raise UsageError("--window must be between 10 and 86400 seconds")
+    if args.embedded and args.urls:
+        raise UsageError("--embedded starts an engine of its own: leave it or the URLs out")
+    try:
+        for url in args.urls:
+            server_of(url)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     settings = load_settings(args.config)
     stack = Stack(
         settings,
