@@ -173,6 +173,8 @@ TABLE = Table(
     mirror_labels=frozenset({"tp_rank", "pp_rank", "moe_ep_rank"}),
     kept_labels=("model_name",),
     renamed_labels=(("name", "model_name"),),  # before 0.3.6
-    ignored_labels=RAY_LABELS | {"engine_type", "is_streaming", "priority", "worker_addr"},
+    # tenant, request_type: the custom labels that docs/guides/attach.md has SGLang started with.
+    ignored_labels=RAY_LABELS
+    | {"engine_type", "is_streaming", "priority", "request_type", "tenant", "worker_addr"},
     not_used_series=frozenset({("realtime_tokens", "mode", "prefill_cache")}),
 )
