@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import socket
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 
 from engines.background import background
 from exporters.otlp_bytes import captured_spans, encode
@@ -26,6 +29,16 @@ async def until(what: Callable[[], Any]) -> None:
     async with asyncio.timeout(20):
         while not what():  # noqa: ASYNC110 - whatever the test waits for
             await asyncio.sleep(0.01)
+
+
+async def gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Wait until the other side has closed, without a word."""
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 class Bench:
@@ -109,6 +122,80 @@ async def test_what_is_not_a_trace_request_is_refused_and_counted() -> None:
         assert bench.source.missing() is not None  # not a span of SGLang's yet
         assert (await bench.post(whole))[0] == 200
         assert len(bench.found) == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "kind", "said"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), "grpc", "gRPC"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"CANARY", "tls", "TLS"),
+    ],
+)
+async def test_what_speaks_something_else_is_told_what_to_set(
+    first: bytes, kind: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang's exporter speaks gRPC unless told otherwise: its operator has to learn why nothing
+    comes, in one line and not at each try."""
+    bench = Bench()
+    async with running(bench):
+        for pieces in ([first], [first[:1], first[1:]], [first[:2], first[2:9], first[9:]]):
+            reader, writer = await asyncio.open_connection("127.0.0.1", bench.source.port)
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.02)
+            await gone(reader, writer)
+        assert bench.source.drops() == {f"{kind}_connection": 3}
+        (line,) = [r.getMessage() for r in caplog.records]
+        assert f"in {said}" in line
+        assert "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf" in line
+        assert said in bench.source.status(0.0).detail
+        assert (await bench.post(encode(captured_spans())))[0] == 200
+        assert len(bench.found) == 6
+        assert bench.source.missing() is None
+    assert "CANARY" not in caplog.text
+
+
+async def test_connections_that_say_nothing_are_closed_at_the_end() -> None:
+    bench = Bench()
+    async with running(bench):
+        silent = [await asyncio.open_connection("127.0.0.1", bench.source.port) for _ in range(20)]
+        silent[0][1].write(b"P")
+        silent[1][1].close()
+        await silent[1][1].wait_closed()
+        assert (await bench.post(encode(captured_spans())))[0] == 200
+    for reader, writer in (silent[0], *silent[2:]):
+        await gone(reader, writer)
+
+
+GZIP = gzip.compress(b"\0" * 99)
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status"),
+    [
+        ("gzip", b"no gzip", 400),
+        ("gzip", GZIP[:-9], 400),
+        ("gzip", GZIP + GZIP, 400),
+        ("gzip", b"", 400),
+        ("deflate", b"no deflate", 400),
+        ("zstd", b"x", 400),
+        ("snappy", b"x", 400),
+        ("gzip, gzip", gzip.compress(GZIP), 400),
+        ("gzip", gzip.compress(b"\0" * (4 * 1024 * 1024 + 1)), 413),
+        ("deflate", zlib.compress(b"\0" * 9_000_000), 413),
+    ],
+)
+async def test_a_compressed_body_that_cannot_be_is_refused_in_one_count_and_no_line(
+    coding: str, body: bytes, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench()
+    async with running(bench):
+        assert (await bench.post(body, headers=PROTOBUF | {"Content-Encoding": coding}))[
+            0
+        ] == status
+        reason = "garbage_body" if status == 400 else "oversize_body"
+        assert bench.source.drops() == {reason: 1}
+    assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
 
 
 async def test_what_stays_incomplete_is_told_in_time_as_unknown() -> None:

@@ -1,8 +1,8 @@
 """Requests from the trace spans that SGLang sends: a small OTLP receiver (HTTP, protobuf).
 
 Takes only spans of SGLang's requests and answers the rest as received. gRPC, which is what SGLang
-sends by default, is not spoken: its runtime alone is 18 MB. An exporter sends a batch again when
-the answer is lost; a part of a request that was told already counts once.
+sends by default, is not spoken: its runtime alone is 18 MB; that it knocks is said. An exporter
+sends a batch again when the answer is lost; a part of a request that was told already counts once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import socket
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -23,6 +24,7 @@ from servoscope.exporters.records import RequestRecord, Source, SourceState, Sou
 from servoscope.exporters.sglang.settings import Settings
 from servoscope.exporters.sglang.spans import ATTRIBUTES, SCOPE, Assembler, wanted
 from servoscope.sidecar.api.guard import HostGuard
+from servoscope.sidecar.sources.door import Door
 from servoscope.sidecar.sources.source import OpenRequest, Sink
 
 __all__ = ["BLIND_TO", "PATH", "OtlpSource", "start_hint"]
@@ -43,6 +45,8 @@ _IDLE_SECONDS = 60.0
 _EXPIRE_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
 _END_SECONDS = 1.0
+_SPOKEN = {"grpc": "gRPC (HTTP/2)", "tls": "TLS"}
+_COMPRESSIONS = frozenset({"gzip", "deflate"})
 
 
 def start_hint(host: str, port: int) -> str:
@@ -85,6 +89,8 @@ class OtlpSource:
         self._guard = HostGuard(known_hosts(host, allowed_hosts, socket.gethostname()))
         self._drops: Counter[str] = Counter()
         self._fault = "not started"
+        self._other = ""  # what the last one spoke that did not speak HTTP
+        self._waiting: set[asyncio.Transport] = set()
         self._sink: Sink | None = None
         self._last_span: float | None = None  # by the monotonic clock
         self._last_record: float | None = None
@@ -96,7 +102,8 @@ class OtlpSource:
         if self._fault:
             return self._fault
         if self._settings().trace is False or self._last_span is None:
-            return f"no spans have come; {start_hint(self._host, self.port)}"
+            other = f" (somebody tried in {_SPOKEN[self._other]})" if self._other else ""
+            return f"no spans have come{other}; {start_hint(self._host, self.port)}"
         return None
 
     async def run(self, sink: Sink) -> None:
@@ -104,14 +111,20 @@ class OtlpSource:
         self._sink = sink
         try:
             while True:
-                runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=_END_SECONDS)
+                runner = web.AppRunner(
+                    self._app(), access_log=None, shutdown_timeout=_END_SECONDS,
+                    auto_decompress=False,  # what cannot be is refused here, and counted
+                )  # fmt: skip
                 try:
                     await runner.setup()
                     listener = await asyncio.to_thread(self._listener)
-                    await web.SockSite(runner, listener).start()
-                    self.port = listener.getsockname()[1]
-                    self._fault = ""
-                    await self._expire_for_ever()
+                    served = await self._served(runner, listener)
+                    try:
+                        self.port = listener.getsockname()[1]
+                        self._fault = ""
+                        await self._expire_for_ever()
+                    finally:
+                        served.close()  # its connections are the runner's to close
                 except OSError as error:
                     self._fault = (
                         f"otlp: cannot listen on {self._host}:{self._port}: "
@@ -119,6 +132,8 @@ class OtlpSource:
                     )
                     await asyncio.sleep(_RETRY_SECONDS)
                 finally:
+                    for transport in list(self._waiting):
+                        transport.abort()
                     await runner.cleanup()
         finally:
             self._fault = "stopped"
@@ -156,6 +171,23 @@ class OtlpSource:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         return socket.create_server((self._host, self._port), family=family)
 
+    async def _served(self, runner: web.AppRunner, listener: socket.socket) -> asyncio.Server:
+        inner = runner.server
+        if inner is None:
+            raise RuntimeError("the runner was not set up")
+        return await asyncio.get_running_loop().create_server(
+            lambda: Door(inner, self._not_http, self._waiting), sock=listener
+        )
+
+    def _not_http(self, kind: str) -> None:
+        self._drops[f"{kind}_connection"] += 1
+        if self._other != kind:  # again only after something else, or spans, came
+            log.warning(
+                "otlp: somebody connects to %s:%d in %s, which is not spoken here: %s",
+                self._host, self.port, _SPOKEN[kind], start_hint(self._host, self.port),
+            )  # fmt: skip
+        self._other = kind
+
     def _app(self) -> web.Application:
         app = web.Application(
             client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard.middleware()]
@@ -170,15 +202,19 @@ class OtlpSource:
                 text=f"only {_PROTOBUF} is taken: OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf"
             )
         try:
-            body = await request.read()
+            body = _plain(await request.read(), request.headers.get("Content-Encoding", ""))
             spans = read_spans(body, scope=SCOPE, wanted=wanted, attributes=ATTRIBUTES)
         except web.HTTPRequestEntityTooLarge:
             self._drops["oversize_body"] += 1
             raise
+        except _TooLongError:
+            self._drops["oversize_body"] += 1
+            raise web.HTTPRequestEntityTooLarge(_MAX_BODY_BYTES, _MAX_BODY_BYTES + 1) from None
         except OtlpError as error:
             self._drops["garbage_body"] += 1
             raise web.HTTPBadRequest(text=str(error)) from None
         if spans:
+            self._other = ""
             self._last_span = now = self._steady()
             self._hand_over(self._assembler.take(spans, now))
         return web.Response(content_type=_PROTOBUF)  # an empty message: all was taken
@@ -196,3 +232,26 @@ class OtlpSource:
                 self._also(dataclasses.replace(record))  # the sink may change its own
             if self._sink is not None:
                 self._sink(record)
+
+
+class _TooLongError(Exception):
+    """A body that is small, and more than is taken once it is unpacked."""
+
+
+def _plain(body: bytes, coding: str) -> bytes:
+    """The body unpacked, never more than may come. Raises OtlpError, _TooLongError."""
+    coding = coding.strip().lower()
+    if coding in ("", "identity"):
+        return body
+    if coding not in _COMPRESSIONS:
+        raise OtlpError(f"Content-Encoding: {coding[:32]!r} is not read; gzip or none is")
+    unpacking = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # either header
+    try:
+        plain = unpacking.decompress(body, _MAX_BODY_BYTES + 1)
+    except zlib.error:
+        raise OtlpError(f"Content-Encoding: the body is no {coding}") from None
+    if len(plain) > _MAX_BODY_BYTES:
+        raise _TooLongError
+    if not unpacking.eof or unpacking.unused_data:
+        raise OtlpError(f"Content-Encoding: the body is not one whole {coding}")
+    return plain
