@@ -134,7 +134,7 @@ async def test_nobody_there_says_what_to_check(unused_tcp_port: int) -> None:
 
 
 async def test_https_that_nobody_speaks_is_asked_about(engine: Any) -> None:
-    with pytest.raises(AttachError, match="Or does it speak plain http"):
+    with pytest.raises(AttachError, match="does it speak https, not plain http"):
         await attach(engine.url.replace("http:", "https:"))
 
 

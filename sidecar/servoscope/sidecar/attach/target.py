@@ -193,11 +193,12 @@ async def attach(
         try:
             answers = await identify(session, base)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            plain = "" if base.startswith("http:") else " Or does it speak plain http?"
+            plain = base.startswith("http:")
+            speaks = "" if plain else ", and does it speak https, not plain http"
             raise AttachError(
-                f"nothing answers at {base} ({reason_of(error)}). Is the engine up? An engine that "
-                "is still loading its model does not answer yet; check the address with: "
-                f"curl {base}/health{plain}"
+                f"nothing answers at {base} ({reason_of(error)}). Is the engine up{speaks}? "
+                "An engine that is still loading its model does not answer yet; check the address "
+                f"with: curl {base}/health"
             ) from error
     if answers is None and engine is None:
         raise AttachError(
