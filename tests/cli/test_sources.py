@@ -26,8 +26,20 @@ def test_a_gauge_is_added_up_and_what_is_no_number_left_out() -> None:
 
 
 def test_the_notice_says_what_to_do_and_what_the_engine_has() -> None:
-    assert scrape_notice("e:1", METRICS).endswith("or use --relay (now 3 running)")
-    assert scrape_notice("e:1", "").endswith("or use --relay")
+    assert scrape_notice("e:1", "vllm", METRICS).endswith("--relay` (now 3 running)")
+    assert scrape_notice("e:1", None, "").endswith("--relay`")
+
+
+@pytest.mark.parametrize(
+    ("engine", "first"),
+    [
+        ("vllm", "load the plug-in in the engine, run as root"),
+        ("sglang", "start the engine with its request file, run as root"),
+        ("llamacpp", "run as root"),
+    ],
+)
+def test_the_notice_names_what_this_engine_can_have(engine: str, first: str) -> None:
+    assert f"(scrape only): {first}" in scrape_notice("e:1", engine, "")
 
 
 @pytest.mark.parametrize(("source", "lines"), [("scrape", 2), ("plugin", 1), (None, 1)])

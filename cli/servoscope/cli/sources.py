@@ -13,10 +13,13 @@ from servoscope.exporters.catalog import PREFIX
 
 __all__ = ["gauge_sum", "scrape_notice", "source_line", "source_lines"]
 
-SCRAPE_ONLY = (
-    "single requests cannot be seen (scrape only): load the plug-in in the engine, run as root "
-    "for the tap, or use --relay"
-)
+SCRAPE_ONLY = "single requests cannot be seen (scrape only): "
+#: What only some engines can have, before what any can.
+OWN_SOURCE = {
+    "vllm": "load the plug-in in the engine, ",
+    "sglang": "start the engine with its request file, ",
+}
+ANY_SOURCE = "run as root for the tap, or put clients through `servoscope sidecar URL --relay`"
 MAX_METRICS_BYTES = 4 << 20
 
 
@@ -32,7 +35,9 @@ async def source_lines(http: aiohttp.ClientSession, sidecar: Registered) -> list
         return [f"{where} (the sidecar's answer is not understood)"]
     lines = [source_line(where, body)]
     if body.get("requests_from") == "scrape":
-        lines.append(scrape_notice(sidecar.server, await _metrics(http, sidecar)))
+        lines.append(
+            scrape_notice(sidecar.server, body.get("engine"), await _metrics(http, sidecar))
+        )
     return lines
 
 
@@ -46,11 +51,12 @@ def source_line(where: str, body: Mapping[str, Any]) -> str:
     return f"{where}   {body.get('engine')} {body.get('model_name')}   {', '.join(states)}"
 
 
-def scrape_notice(server: str, metrics: str) -> str:
+def scrape_notice(server: str, engine: str | None, metrics: str) -> str:
     """Why no request shows, what to do, and what the engine itself says it has now."""
     values = ((name, gauge_sum(metrics, PREFIX + name)) for name in ("running", "waiting"))
     now = [f"{value:.0f} {name}" for name, value in values if value is not None]
-    return f"{server}: {SCRAPE_ONLY}" + (f" (now {', '.join(now)})" if now else "")
+    what = f"{SCRAPE_ONLY}{OWN_SOURCE.get(engine or '', '')}{ANY_SOURCE}"
+    return f"{server}: {what}" + (f" (now {', '.join(now)})" if now else "")
 
 
 def gauge_sum(text: str, name: str) -> float | None:
