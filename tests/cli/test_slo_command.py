@@ -43,6 +43,21 @@ def test_default_objectives_without_any_file(tmp_path: Path) -> None:
     assert "example receivers" in out.getvalue()
 
 
+def test_links_of_the_alerts_lead_where_they_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--runbooks", "https://wiki.example.org/r/", "--dashboard", "https://g.example.org/d"]
+    assert main(["slo", "compile", "--out", str(tmp_path), *where], io.StringIO()) == 0
+    for name in ("default", "engines"):
+        rules = (tmp_path / "rules" / f"{name}.yaml").read_text()
+        assert "https://wiki.example.org/r/" in rules
+        assert "org/r//" not in rules
+        assert "https://g.example.org/d" in rules
+        assert "127.0.0.1" not in rules
+    assert main(["slo", "compile", "--out", str(tmp_path), "--runbooks", "x"], io.StringIO()) == 2
+    assert "--runbooks: 'x' is not an http URL" in capsys.readouterr().err
+
+
 def test_wrong_specs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "shop.yaml"
     spec.write_text(SPEC.replace("99%", "200%"))

@@ -9,14 +9,16 @@ from typing import TextIO
 from servoscope.alerts.alertmanager import EXAMPLE, Notify, compile_alertmanager
 from servoscope.alerts.problems import shown
 from servoscope.alerts.rules import compile_engine_rules, compile_rules, notes
+from servoscope.alerts.settings import RuleSettings
 from servoscope.alerts.spec import MAX_SPEC_CHARACTERS, Spec, SpecError, default_spec, load_spec
 from servoscope.cli.ending import EXIT_CODES_AT_ONCE
-from servoscope.cli.main import CommandError
+from servoscope.cli.main import CommandError, UsageError
 from servoscope.cli.settings import load_settings, unreadable
 
 __all__ = ["HELP", "add_arguments", "execute"]
 
 HELP = "compile objectives into Prometheus rules and an Alertmanager configuration"
+_DEFAULTS = RuleSettings()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,15 +30,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "specs", nargs="*", metavar="SPEC", help="spec files (default: `slos` of the configuration)"
     )
     build.add_argument("--out", type=Path, required=True, metavar="DIRECTORY", help="where to")
+    build.add_argument(
+        "--runbooks",
+        metavar="URL",
+        default=_DEFAULTS.runbook_base_url,
+        help="what the alerts' runbook links begin with (default: %(default)s, our collector)",
+    )
+    build.add_argument(
+        "--dashboard",
+        metavar="URL",
+        default=_DEFAULTS.dashboard_url,
+        help="the dashboard that the alerts link to (default: %(default)s)",
+    )
 
 
 def execute(args: argparse.Namespace, out: TextIO) -> int:
     """Compile; say what was adapted and what to do with the files."""
+    links = RuleSettings(
+        runbook_base_url=_link(args.runbooks, "--runbooks"),
+        dashboard_url=_link(args.dashboard, "--dashboard"),
+    )
     settings = load_settings(args.config)
     specs = _specs(args.specs or list(settings.slos))
-    files = {"rules/engines.yaml": compile_engine_rules()}
+    files = {"rules/engines.yaml": compile_engine_rules(links)}
     for name, spec in specs.items():
-        files[f"rules/{name}.yaml"] = compile_rules(spec)
+        files[f"rules/{name}.yaml"] = compile_rules(spec, links)
     receivers = EXAMPLE if settings.notify == Notify() else settings.notify
     files["alertmanager.yaml"] = compile_alertmanager(receivers)
     for name, text in files.items():
@@ -52,6 +70,12 @@ def execute(args: argparse.Namespace, out: TextIO) -> int:
     if receivers is EXAMPLE:
         out.write("alertmanager.yaml has example receivers: write yours under `notify`\n")
     return 0
+
+
+def _link(url: str, flag: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{flag}: {url!r} is not an http URL")
+    return url.rstrip("/")
 
 
 def _specs(names: list[str]) -> dict[str, Spec]:
