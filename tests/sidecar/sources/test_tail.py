@@ -203,6 +203,35 @@ def test_a_file_that_cannot_be_opened_is_a_problem_only_where_it_is_the_one_that
     assert bench.tail.problem == ""
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("end", ["", "half a li"])
+def test_a_line_that_began_before_us_is_not_read_in_part(
+    bench: Bench, end: str, again: bool
+) -> None:
+    write(bench.path(9), "old", end, end="")
+    write(bench.path(10), "old", end, end="")
+    bench.poll()
+    if again:
+        bench.new()
+        bench.poll()
+    for number in (9, 10):
+        write(bench.path(number), "ne", f"new {number}")
+    assert bench.poll() == (["new 9", "new 10"] if end else ["ne", "new 9", "ne", "new 10"])
+    assert bench.tail.drops == {}
+
+
+def test_a_file_that_was_cut_and_is_as_long_again_after_a_restart(bench: Bench) -> None:
+    bench.poll()
+    write(bench.path(10), "one line")
+    assert bench.poll() == ["one line"]
+    bench.new()
+    assert bench.poll() == []
+    bench.path(10).write_text("two line\n")
+    assert bench.poll() == ["two line"]
+    bench.path(10).write_text("and more\nthan before\n")
+    assert bench.poll() == ["and more", "than before"]
+
+
 @pytest.mark.parametrize("more", [1, 2, 500])
 def test_a_file_that_was_cut_and_is_longer_again_is_read_from_its_start(
     bench: Bench, more: int

@@ -64,6 +64,12 @@ class _File:
         size = min(self.offset, _HEAD_BYTES)
         return Mark(self.name, self.inode, self.offset, size, self.head(size))
 
+    def go_to(self, offset: int) -> None:
+        """Read on from there; what is left of a line that begins before it is passed over."""
+        self.offset = offset
+        self.last = self.look_back()
+        self.skipping = bool(self.last) and not self.last.endswith(b"\n")
+
     def look_back(self) -> bytes:
         """What stands before ``offset`` now."""
         size = min(self.offset, _LAST_BYTES)
@@ -188,7 +194,7 @@ class Tail:
         file.name = mark.name
         size = os.fstat(file.descriptor).st_size
         if size >= mark.offset and file.head(mark.head_bytes) == mark.head:
-            file.offset = mark.offset
+            file.go_to(mark.offset)
         else:
             self.drops["truncated_file"] += 1
 
@@ -223,7 +229,8 @@ class Tail:
         if status.st_size < offset:
             offset = 0
             self.drops["truncated_file"] += 1
-        file = self._open[ident] = _File(name, descriptor, *ident, offset)
+        file = self._open[ident] = _File(name, descriptor, *ident, 0)
+        file.go_to(offset)
         self._changed = True
         return file
 
@@ -256,7 +263,7 @@ class Tail:
         try:
             size = os.fstat(file.descriptor).st_size
             end = file.offset + (0 if file.skipping else len(file.rest))
-            if size < end or (size > end and file.last and file.look_back() != file.last):
+            if size < end or file.look_back() != file.last:
                 file.offset, file.skipping = 0, False
                 file.rest.clear()
                 self.drops["truncated_file"] += 1
