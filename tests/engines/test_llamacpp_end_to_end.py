@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +99,52 @@ class Waiting:
             last, before = now, waiting
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Ours and the client's of the same requests. Queues are means, in seconds.
+
+    The client's queue is its TTFT less the engine's prefill; ours is the whole request less the
+    engine's prefill and decode. ``own`` is our TTFT less that prefill.
+    """
+
+    times: Medians
+    queue: float
+    clients: float
+    own: float
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[dict[str, Any]], seen: Sequence[Observed], prefill_seconds: float
+    ) -> Self:
+        """``prefill_seconds``: of all these requests together."""
+
+        def mean(values: Iterable[float | None]) -> float:
+            return sum(value or 0.0 for value in values) / len(seen)
+
+        prefill = prefill_seconds / len(seen)
+        return cls(
+            Medians.of(rows, seen),
+            mean(row["queue_seconds"] for row in rows),
+            mean(one.ttft_seconds for one in seen) - prefill,
+            mean(row["time_to_first_token_seconds"] for row in rows) - prefill,
+        )
+
+    def agrees(self) -> bool:
+        """TTFT, TPOT and queue within 10 % or 10 ms."""
+        return self.times.agree() and close(self.queue, self.clients)
+
+    def same_clocks(self) -> bool:
+        """What holds on a busy machine too, where requests wait before any server can see them."""
+        return self.times.same_clocks() and close(self.queue, self.own)
+
+    def __str__(self) -> str:
+        """For a report."""
+        return (
+            f"{self.times}, queue mean {self.queue * 1e3:.1f} ms (client "
+            f"{self.clients * 1e3:.1f}, our TTFT less prefill {self.own * 1e3:.1f})"
+        )
+
+
 def rows_of(product: Product, seen: Sequence[Observed]) -> list[dict[str, Any]]:
     """The collector's records of these requests, under the ids that the client gave them."""
     names = {one.response_id: one.request_id for one in seen}
@@ -154,23 +200,23 @@ def check(engine: EmbeddedEngine, product: Product, url: str, source: str, seeds
     prefill = gained("prefill_seconds_sum")
     assert 0.5 * prefill < counter(engine, "prompt_seconds_total") - spent0 <= 1.001 * prefill
     queue = gained("queue_seconds_sum") / REQUESTS
-    clients_queue = (sum(o.ttft_seconds or 0.0 for o in seen) - prefill) / REQUESTS
     listed = waiting.seconds / REQUESTS
-    rounds = [Medians.of(rows, seen)]
+    rounds = [Round.of(rows, seen, prefill)]
     for seed in seeds[1:]:
-        if rounds[-1].agree():
+        if rounds[-1].agrees():
             break
+        prefill = gained("prefill_seconds_sum")
         more = run(url, plan(60, seed), CONCURRENCY)
-        rounds.append(Medians.of(rows_of(product, more), more))
+        found = rows_of(product, more)
+        time.sleep(1)
+        rounds.append(Round.of(found, more, gained("prefill_seconds_sum") - prefill))
     print(
-        f"\n{source}, {REQUESTS} requests in {took:.1f} s: KV hit {hits / asked:.4f}, queue mean "
-        f"{queue * 1e3:.1f} ms (client's TTFT less the engine's prefill {clients_queue * 1e3:.1f}, "
-        f"engine's list of those that wait {listed * 1e3:.1f})"
+        f"\n{source}, {REQUESTS} requests in {took:.1f} s: KV hit {hits / asked:.4f}, "
+        f"engine's list of those that wait {listed * 1e3:.1f} ms"
     )
     print("\n".join(f"{source}, round {n}: {one}" for n, one in enumerate(rounds)))
-    assert close(queue, clients_queue)
     assert 0.25 * queue < listed <= queue + TOLERANCE_SECONDS
-    assert rounds[-1].agree() or rounds[-1].same_clocks()
+    assert rounds[-1].agrees() or rounds[-1].same_clocks()
 
 
 def test_the_relay_gives_the_clients_numbers(engine: EmbeddedEngine, tmp_path: Path) -> None:
@@ -191,8 +237,46 @@ def test_the_tap_gives_the_clients_numbers(engine: EmbeddedEngine, tmp_path: Pat
         home=tmp_path, engine_url=engine.url, run_dir=tmp_path / "run",
         config=CONFIG % "tap: on",
     ) as product:  # fmt: skip
-        assert product.source_states()["tap"] in ("ok", "idle")
+        wait_for(lambda: product.source_states()["tap"] in ("ok", "idle"), 20)
         check(engine, product, engine.url, "tap", range(31, 34))
+
+
+def test_a_server_that_sleeps_is_left_asleep(tmp_path: Path) -> None:
+    """Scraped and asked for its load every second, it falls asleep and stays so."""
+    with (
+        EmbeddedEngine(tmp_path / "engine", sleep_idle_seconds=2) as engine,
+        Product(
+            home=tmp_path, engine_url=engine.url, run_dir=tmp_path / "run",
+            config=CONFIG % "tap: off",
+        ) as product,
+    ):  # fmt: skip
+
+        def sleeps() -> bool:
+            return bool(json.loads(fetch(f"{engine.url}/props"))["is_sleeping"])
+
+        def loads() -> Any:
+            return next(s for s in product.inspect()["sources"] if s["source"] == "loads")
+
+        lasting = [
+            PlannedRequest(request_id=f"s{n}", prompt=f"{n}" + "x" * 400, max_tokens=1500)
+            for n in range(6)
+        ]
+        worker = threading.Thread(target=run, args=(engine.url, lasting, 1))
+        worker.start()
+        try:
+            wait_for(lambda: "1 of 4 slots" in loads()["detail"], 20)  # asked while it works
+        finally:
+            worker.join()
+        wait_for(sleeps, 30)
+        wait_for(lambda: "sleeps" in loads()["detail"], 20)
+        read = product.metrics().total("servoscope_source_last_success_timestamp_seconds")
+        time.sleep(3)  # some scrapes and questions later
+        assert sleeps()
+        later = product.metrics().total("servoscope_source_last_success_timestamp_seconds")
+        assert later > read  # it was scraped meanwhile
+        assert loads()["state"] == "idle"
+        (seen,) = run(engine.url, plan(1, seed=95), 1)
+        assert seen.outcome is Outcome.LENGTH
 
 
 def _load_and_boot_values_are_told(engine: EmbeddedEngine, product: Product) -> None:

@@ -56,6 +56,7 @@ class EmbeddedEngine:
     ``with EmbeddedEngine() as engine: engine.url``. Blocks for about a second, never longer than
     ``ready_seconds``; from asyncio use ``await asyncio.to_thread(engine.start)``. ``threads`` is
     what the model's arithmetic may use; one leaves the second core of a small machine to the rest.
+    ``sleep_idle_seconds``: the model is unloaded when idle for so long; -1: never.
     ``live_chunk`` makes ``chunk_tokens`` a knob (docs/adr/0005); it needs a C compiler, once.
     """
 
@@ -68,6 +69,7 @@ class EmbeddedEngine:
         context_tokens: int = 2048,
         threads: int = 1,
         batch_tokens: int = 512,
+        sleep_idle_seconds: int = -1,
         live_chunk: bool = False,
         model: Path | None = None,
         ready_seconds: float = 60.0,
@@ -84,6 +86,7 @@ class EmbeddedEngine:
             "threads": threads,
             "batch-size": batch_tokens,
             "ubatch-size": min(MAX_UBATCH_TOKENS, batch_tokens),
+            "sleep-idle-seconds": sleep_idle_seconds,
         }
         self._live_chunk = live_chunk
         self._model = model
@@ -232,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="threads of the arithmetic")
     parser.add_argument("--batch-size", type=int, default=512, help="prefill chunk, tokens")
     parser.add_argument("--ubatch-size", type=int, default=256, help="computed at once, tokens")
+    parser.add_argument("--sleep-idle-seconds", type=int, default=-1, help="-1: never")
     parser.add_argument(
         "--live-chunk", action="store_true", help="chunk_tokens is a knob; needs a C compiler, once"
     )
@@ -277,6 +281,7 @@ def _serve(options: argparse.Namespace, model: Path) -> Any:
     params.n_parallel = options.parallel
     params.n_ctx = options.parallel * options.context_tokens
     params.cont_batching = True
+    params.sleep_idle_seconds = options.sleep_idle_seconds
     params.n_batch = options.batch_size
     params.n_ubatch = min(options.ubatch_size, options.batch_size)
     # Cached prompts: the default would let them grow to 8 GiB. At 256 MiB the shipped sample hits
