@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 __all__ = ["Door"]
 
@@ -39,10 +40,10 @@ class Door(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for its first bytes, a while."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_server makes these
-        self._transport = transport
-        self._waiting.add(transport)
-        self._timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, transport.abort)
+        # Not asked for its class: uvloop's transports are no subclass of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+        self._waiting.add(self._transport)
+        self._timer = asyncio.get_running_loop().call_later(_WAIT_SECONDS, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Tell what it is, and hand it over or close it."""
