@@ -1,4 +1,4 @@
-"""The sidecar runs on uvloop where it is installed: what touches sockets is tested on both loops."""
+"""The sidecar runs on uvloop where it is installed: what touches sockets is tested on both."""
 
 from __future__ import annotations
 
