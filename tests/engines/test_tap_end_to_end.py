@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engines.product import Product, wait_for
 from engines.truth import Medians, plan, records, rounds_until_agreement, run
-from engines.vllm_cpu import ONE_CORE, VllmServer
+from engines.vllm_cpu import VllmServer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 
-@pytest.fixture(scope="module")
-def plain() -> Iterator[VllmServer]:
-    with VllmServer(plugin=False, env=ONE_CORE) as server:
-        yield server
-
-
 @pytest.mark.root
-def test_tap_gives_the_clients_numbers(plain: VllmServer, tmp_path: Path) -> None:
-    run(plain.url, plan(8, seed=11))
+def test_tap_gives_the_clients_numbers(plain_vllm: VllmServer, tmp_path: Path) -> None:
+    run(plain_vllm.url, plan(8, seed=11))
     with Product(
         home=tmp_path,
-        engine_url=plain.url,
+        engine_url=plain_vllm.url,
         run_dir=tmp_path / "run",
         config="sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1}\n",
     ) as product:
         assert product.source_states()["tap"] in ("ok", "idle")
-        seen = run(plain.url, plan(100, seed=12))
+        seen = run(plain_vllm.url, plan(100, seed=12))
         wait_for(lambda: product.metrics().total("servoscope_requests_total") >= 100, 30)
         time.sleep(2)
         metrics = product.metrics()
@@ -45,16 +38,18 @@ def test_tap_gives_the_clients_numbers(plain: VllmServer, tmp_path: Path) -> Non
         assert rounds[-1].agree() or rounds[-1].same_clocks()
 
 
-def test_without_the_right_it_says_so_and_falls_back(plain: VllmServer, tmp_path: Path) -> None:
+def test_without_the_right_it_says_so_and_falls_back(
+    plain_vllm: VllmServer, tmp_path: Path
+) -> None:
     """Root without CAP_NET_RAW: the same as any user without it."""
     with Product(
         home=tmp_path,
-        engine_url=plain.url,
+        engine_url=plain_vllm.url,
         run_dir=tmp_path / "run",
         config="sidecar: {warmup_seconds: 0, scrape_interval_seconds: 1}\n",
         wrapper=("setpriv", "--bounding-set=-net_raw", "--inh-caps=-net_raw"),
     ) as product:
-        run(plain.url, plan(12, seed=13))
+        run(plain_vllm.url, plan(12, seed=13))
         wait_for(lambda: product.metrics().total("servoscope_requests_total") >= 12, 30)
         sources = {s["source"]: s for s in product.inspect()["sources"]}
         assert sources["tap"]["state"] == "off"
@@ -68,5 +63,5 @@ def test_without_the_right_it_says_so_and_falls_back(plain: VllmServer, tmp_path
         )
         assert reported >= 12
         assert metrics.total("servoscope_slo_total") == 0  # buckets decide no objective
-        text = product.run("inspect", plain.url).stdout
+        text = product.run("inspect", plain_vllm.url).stdout
         assert "CAP_NET_RAW" in text

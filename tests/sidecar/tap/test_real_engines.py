@@ -164,12 +164,6 @@ def llamacpp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEngin
         yield engine
 
 
-@pytest.fixture(scope="module")
-def vllm() -> Iterator[VllmServer]:
-    with VllmServer(plugin=False, env={"SERVOSCOPE_DISABLE": "1"}) as server:
-        yield server
-
-
 @pytest.mark.parametrize("kind", [Source.TAP, Source.RELAY])
 def test_llamacpp_numbers(llamacpp: EmbeddedEngine, kind: Source) -> None:
     check_numbers(kind, llamacpp.port, plan(75, "embedded-tiny"))
@@ -206,10 +200,10 @@ def test_llamacpp_queue_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Source.TAP, Source.RELAY])
-def test_vllm_without_anything_of_ours(vllm: VllmServer, kind: Source) -> None:
-    check_numbers(kind, vllm.port, plan(65, vllm.model_name))
+def test_vllm_without_anything_of_ours(plain_vllm: VllmServer, kind: Source) -> None:
+    check_numbers(kind, plain_vllm.port, plan(65, plain_vllm.model_name))
 
 
 @pytest.mark.parametrize("kind", [Source.TAP, Source.RELAY])
-def test_vllm_clients_that_leave(vllm: VllmServer, kind: Source) -> None:
-    check_aborts(watch(kind, vllm.port, plan(40, vllm.model_name, aborts=True), 4))
+def test_vllm_clients_that_leave(plain_vllm: VllmServer, kind: Source) -> None:
+    check_aborts(watch(kind, plain_vllm.port, plan(40, plain_vllm.model_name, aborts=True), 4))
