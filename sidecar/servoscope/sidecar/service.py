@@ -44,6 +44,7 @@ from servoscope.sidecar.publish.host_metrics import HostMetrics
 from servoscope.sidecar.publish.knob_metrics import KnobMetrics
 from servoscope.sidecar.publish.outlet import Outlet
 from servoscope.sidecar.sources.candidates import Candidates
+from servoscope.sidecar.sources.load_poll import LoadPoll
 from servoscope.sidecar.sources.loads import LoadsPoll
 from servoscope.sidecar.sources.plugin import PluginSource
 from servoscope.sidecar.sources.preflight import insist
@@ -176,9 +177,7 @@ class Sidecar:
         )
         self.port = 0
 
-    def _loads_of(
-        self, session: aiohttp.ClientSession, candidates: Candidates
-    ) -> LoadsPoll | SlotsPoll | None:
+    def _loads_of(self, session: aiohttp.ClientSession, candidates: Candidates) -> LoadPoll | None:
         """What tells the load at the rate that control needs, where the engine has such a thing."""
         if self.config.loads_interval_seconds == 0:
             return None

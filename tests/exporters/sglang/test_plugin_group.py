@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +15,7 @@ from engines.background import background
 from exporters.sglang import engine_fakes as fakes
 from servoscope.exporters.knobs.client import KnobClient, KnobRefused
 from servoscope.exporters.knobs.server import KnobHandler, socket_name
-from servoscope.exporters.plugin.hello import Hello, ProtocolError
+from servoscope.exporters.plugin.hello import ProtocolError
 from servoscope.exporters.plugin.line_server import LineServer
 from servoscope.exporters.records import KnobMode
 from servoscope.exporters.sglang import knobs
@@ -209,12 +209,12 @@ def test_without_a_socket_the_reason_depends_on_the_version() -> None:
 @pytest.mark.parametrize(
     ("tp_rank", "tp_size"), [(0, 10**15), (0, 0), (-1, 2), (2, 2), (10**400, 10**401)]
 )
-def test_a_group_whose_size_cannot_be_is_no_group(tp_rank: int, tp_size: int) -> None:
+async def test_a_group_whose_size_cannot_be_is_no_group(
+    engine: MakeEngine, tp_rank: int, tp_size: int
+) -> None:
     """Its ranks are gone through one by one: a size from the wire is bounded first."""
-    hello = Hello(
-        protocol=1, version="", engine="sglang", engine_version="", boot_id="b", pid=1, rank=0,
-        boot_values={"tp_rank": tp_rank, "tp_size": tp_size},
-    )  # fmt: skip
-    client = KnobClient(Path("k.sock"), hello, Mock(), Mock())
+    client = await KnobClient.connect(engine(1).paths[0])
+    client.hello = replace(client.hello, boot_values={"tp_rank": tp_rank, "tp_size": tp_size})
     with pytest.raises(ProtocolError, match="cannot be"):
         SglangKnobGroup([client])
+    await client.aclose()

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from servoscope.sidecar.measure.pipeline import Pipeline
     from servoscope.sidecar.publish.families import Registry
     from servoscope.sidecar.publish.outlet import Outlet
-    from servoscope.sidecar.sources.loads import LoadsPoll
+    from servoscope.sidecar.sources.load_poll import LoadPoll
     from servoscope.sidecar.sources.scrape_loop import ScrapeLoop
     from servoscope.sidecar.sources.selection import Selection
-    from servoscope.sidecar.sources.slots import SlotsPoll
 
 __all__ = ["Report"]
 
@@ -42,7 +41,7 @@ class Report:
         registry: Registry,
         watch: EngineWatch,
         scrape: ScrapeLoop,
-        loads: LoadsPoll | SlotsPoll | None = None,
+        loads: LoadPoll | None = None,
         selection: Selection,
         pipeline: Pipeline,
         aggregate: Aggregate,

@@ -12,18 +12,15 @@ While it answers, running requests and KV usage are published from here; waiting
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
-import time
-from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from servoscope.exporters.llamacpp.props import Props, read_props
 from servoscope.exporters.llamacpp.slots import Slots, read_slots
 from servoscope.exporters.records import Source, SourceState, SourceStatus
-from servoscope.sidecar.sources.scrape import Fetched, ScrapeState, fetch
+from servoscope.sidecar.sources.load_poll import LoadPoll, PollOptions
 
 if TYPE_CHECKING:
     import aiohttp
@@ -31,14 +28,10 @@ if TYPE_CHECKING:
     from servoscope.exporters.llamacpp.settings import Settings
     from servoscope.sidecar.attach.target import Target
     from servoscope.sidecar.publish.engine_metrics import EngineMetrics
+    from servoscope.sidecar.sources.scrape import Fetched
 
 __all__ = ["BLIND_TO", "SlotsPoll"]
 
-_MAX_BYTES = 4 * 1024 * 1024
-_REST_SECONDS = 60.0  # between two questions for what is off
-#: The answer waits for the engine's step to end. That costs the engine nothing, unlike the making
-#: of a large text, so more of the time may pass in waiting than a scrape may take.
-_COST_RATIO = 0.25
 _OFF = {
     "http_501": (
         "the engine was started without /slots: --no-slots, or a build of late 2024 to 2025 "
@@ -71,8 +64,13 @@ _KV_UNKNOWN = (
 _NOBODY = object()
 
 
-class SlotsPoll:
+class SlotsPoll(LoadPoll):
     """Of one server. ``busy``: whether /metrics shows work."""
+
+    max_bytes = 4 * 1024 * 1024
+    #: The answer waits for the engine's step to end. That costs the engine nothing, unlike the
+    #: making of a large text, so more of the time may pass in waiting than a scrape may take.
+    cost_ratio = 0.25
 
     def __init__(
         self,
@@ -80,42 +78,16 @@ class SlotsPoll:
         target: Callable[[], Target],
         metrics: EngineMetrics,
         *,
-        interval_seconds: float,
-        timeout_seconds: float,
         settings: Callable[[], Settings],
         busy: Callable[[], bool],
-        steady: Callable[[], float] = time.monotonic,
-        clock: Callable[[], float] = time.time,
+        **options: Unpack[PollOptions],
     ) -> None:
-        self._session = session
-        self._target = target
-        self._metrics = metrics
-        self._timeout_seconds = timeout_seconds
+        super().__init__(session, target, metrics, **options)
         self._settings = settings
         self._busy = busy
-        self._steady = steady
-        self._clock = clock
         self._silent = ""  # why /slots is not asked, or has nothing; no fault
-        self._rests = False  # and that will not change soon
         self._text_of: object = _NOBODY  # the life of the engine whose /slots carry text
         self._slots: Slots | None = None
-        self._state = ScrapeState(
-            interval_seconds=interval_seconds,
-            max_interval_seconds=max(_REST_SECONDS, interval_seconds),
-            cost_ratio=_COST_RATIO,
-        )
-        self.refused: Counter[str] = Counter()
-
-    @property
-    def errors(self) -> Counter[str]:
-        """Questions that gave nothing, by reason."""
-        return self._state.errors
-
-    async def run(self) -> None:
-        """Ask until cancelled; what is off is asked for once a minute."""
-        while True:
-            await self.once()
-            await asyncio.sleep(_REST_SECONDS if self._rests else self._state.next_interval())
 
     async def once(self) -> None:
         """One question, or none where it would do harm."""
@@ -188,22 +160,11 @@ class SlotsPoll:
             self._state.errors["garbage"] += 1
             return None
 
-    async def _fetch(self, target: Target, path: str) -> Fetched:
-        return await fetch(
-            self._session, f"{target.url}{path}",
-            timeout_seconds=self._timeout_seconds, max_bytes=_MAX_BYTES,
-        )  # fmt: skip
-
     def _take(self, fetched: Fetched, slots: Slots, now: float) -> None:
         for refused in slots.sample.refused:
             self.refused[refused.name.rpartition(".")[2].partition("[")[0]] += 1
         self._slots = slots
-        busy = bool(slots.processing)
-        self._state.read(fetched, slots.sample, busy=busy, now=now, at=self._clock())
-        if slots.sample.readings:
-            self._metrics.observe_loads(slots.sample)
-        else:
-            self._metrics.loads_gone()
+        self._publish(fetched, slots.sample, now, busy=bool(slots.processing))
 
     def _be_silent(self, why: str, *, rests: bool = False) -> None:
         self._silent, self._rests, self._slots = why, rests, None
@@ -211,8 +172,7 @@ class SlotsPoll:
 
     def _fail(self, fetched: Fetched, now: float) -> None:
         self._slots = None
-        self._state.failed(fetched, now)
-        self._metrics.loads_gone()
+        super()._fail(fetched, now)
 
 
 def _seen(slots: Slots) -> str:
